@@ -1,0 +1,127 @@
+//! What is asked of the log in one go: whole or absent after a crash.
+
+use bytes::Bytes;
+
+use crate::effects::Effects;
+use crate::format::{CommitHeader, RecordHeader};
+use crate::position::{LogIndex, SegmentId, StreamId};
+use crate::stream::Slot;
+
+/// Changes to one or many streams that become durable together.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub(crate) ops: Vec<Op>,
+    /// At least the bytes of its records.
+    pub(crate) record_bytes: usize,
+    /// At least what it adds to a segment's footer.
+    pub(crate) footer_bytes: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Op {
+    pub(crate) stream: StreamId,
+    pub(crate) change: Change,
+}
+
+#[derive(Debug)]
+pub(crate) enum Change {
+    Append {
+        first: u64,
+        entries: Vec<Bytes>,
+    },
+    Meta {
+        key: u8,
+        value: Bytes,
+    },
+    Truncate {
+        from: u64,
+    },
+    Purge {
+        below: u64,
+    },
+    Drop,
+    /// Writes the entry again, if it is still at this place.
+    Move {
+        index: u64,
+        from: Slot,
+        payload: Bytes,
+    },
+    /// Writes the floor and the metas again that lie in this segment.
+    Restate {
+        segment: SegmentId,
+        bytes: usize,
+    },
+}
+
+impl Batch {
+    /// A batch that changes nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends entries; `first` must follow the last one. A stream that is
+    /// not there yet begins at index 0, or where [`Batch::purge_below`] says.
+    pub fn append(&mut self, stream: StreamId, first: LogIndex, entries: Vec<Bytes>) -> &mut Self {
+        let first = first.0;
+        self.add(stream, Change::Append { first, entries })
+    }
+
+    /// Sets a small value that stays until it is set again: a vote, a mark.
+    pub fn meta(&mut self, stream: StreamId, key: u8, value: Bytes) -> &mut Self {
+        self.add(stream, Change::Meta { key, value })
+    }
+
+    /// Removes the entries at `from` and above.
+    pub fn truncate_from(&mut self, stream: StreamId, from: LogIndex) -> &mut Self {
+        self.add(stream, Change::Truncate { from: from.0 })
+    }
+
+    /// Removes the entries below `below`, which may lie beyond the last one:
+    /// then the stream goes on from there.
+    pub fn purge_below(&mut self, stream: StreamId, below: LogIndex) -> &mut Self {
+        self.add(stream, Change::Purge { below: below.0 })
+    }
+
+    /// Removes the stream with all it has.
+    pub fn drop_stream(&mut self, stream: StreamId) -> &mut Self {
+        self.add(stream, Change::Drop)
+    }
+
+    pub(crate) fn add(&mut self, stream: StreamId, change: Change) -> &mut Self {
+        // The first record of a stream is preceded by one that founds it.
+        let (records, payload, meta) = match &change {
+            Change::Append { entries, .. } => {
+                let payload = entries.iter().map(Bytes::len).sum();
+                (entries.len() + 1, payload, 0)
+            }
+            Change::Meta { value, .. } => (2, value.len(), value.len()),
+            Change::Move { payload, .. } => (1, payload.len(), 0),
+            Change::Restate { bytes, .. } => (1 + 256, *bytes, *bytes),
+            Change::Truncate { .. } | Change::Purge { .. } | Change::Drop => (2, 0, 0),
+        };
+        self.record_bytes += records * RecordHeader::BYTES + payload;
+        self.footer_bytes +=
+            Effects::footer_bytes_per_record(meta) + records * Effects::footer_bytes_per_entry();
+        self.ops.push(Op { stream, change });
+        self
+    }
+
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// Bytes of a commit that holds just this batch.
+    pub(crate) fn commit_bytes(&self) -> usize {
+        CommitHeader::BYTES + self.record_bytes
+    }
+
+    /// Whether it may be refused to keep the rest of the disk for what must go on.
+    pub(crate) fn has_entries(&self) -> bool {
+        self.ops
+            .iter()
+            .any(|op| matches!(op.change, Change::Append { .. }))
+    }
+}

@@ -1,0 +1,106 @@
+//! The disk, as the log sees it: a trait, because disks lie and a simulation
+//! must be able to lie in their place.
+//!
+//! A disk also says where the tasks that wait for it run: the real one gives
+//! the commit loop a thread with an io_uring, the simulated one runs
+//! everything on the caller's single-threaded runtime, so that a seed decides
+//! the order of all that happens.
+
+use std::any::Any;
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::blocks::Blocks;
+
+mod real;
+pub mod sim;
+mod uring;
+
+pub use real::{Backend, RealDisk};
+
+/// Makes a task on the thread where it will run.
+pub type Task = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// What comes back from a commit: how it went, and the memory to use again.
+pub type Committed = Pin<Box<dyn Future<Output = (io::Result<()>, Blocks)>>>;
+
+/// Files and directories, and the threads that serve them.
+pub trait Disk: Send + Sync + 'static {
+    /// Makes `dir` and its parents, durably; not an error if it is there.
+    fn create_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Names in `dir`, in no order.
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
+    /// Makes a new file for reading and writing; an error if it exists.
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+    /// Opens an existing file, for writing too if `writable`.
+    fn open(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn DiskFile>>;
+    /// Renames a file, replacing what is at `to`; durable after [`Disk::sync_dir`].
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file; durable after [`Disk::sync_dir`].
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Makes created, renamed and removed names in `dir` durable.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Holds `path` for this process until the guard is dropped.
+    /// [`io::ErrorKind::WouldBlock`] if another process holds it.
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>>;
+    /// Starts the task that commits; its files' [`DiskFile::commit`] is called only there.
+    fn run_commits(&self, name: &str, task: Task) -> io::Result<()>;
+    /// Starts a task that may block on this disk.
+    fn run_background(&self, name: &str, task: Task) -> io::Result<()>;
+    /// Most commits that are worth having in flight.
+    fn commits_in_flight_max(&self) -> usize;
+    /// How commits reach the disk and why so, for logs and status pages.
+    fn describe(&self) -> String;
+}
+
+/// An open file. Offsets, lengths and memory are whole blocks, because the
+/// file may bypass the page cache.
+pub trait DiskFile: Send + Sync {
+    /// Current length in bytes.
+    fn size(&self) -> io::Result<u64>;
+    /// Reads into `into`; fewer bytes than asked is not the end of the file, 0 is.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize>;
+    /// Writes all of `bytes`; durable after [`DiskFile::sync`].
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Makes all that was written to this file durable.
+    fn sync(&self) -> io::Result<()>;
+    /// Writes `blocks` and makes them durable, without regard to other writes.
+    /// Submitted when called, done when the future is; several may be in flight
+    /// and may finish in any order.
+    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks) -> Committed;
+}
+
+/// Reads exactly `bytes` (a multiple of the block size) at `offset`, however
+/// short the single reads are.
+pub(crate) fn read_blocks(file: &dyn DiskFile, offset: u64, bytes: usize) -> io::Result<Blocks> {
+    let mut blocks = Blocks::zeroed(bytes);
+    read_into(file, offset, blocks.as_mut_slice())?;
+    Ok(blocks)
+}
+
+/// [`read_blocks`] into memory that is already there.
+pub(crate) fn read_into(file: &dyn DiskFile, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    use crate::blocks::BLOCK_BYTES;
+    let mut filled = 0;
+    let mut fruitless = 0;
+    while filled < into.len() {
+        let got = file.read_at(offset + filled as u64, &mut into[filled..])?;
+        if filled + got >= into.len() {
+            break;
+        }
+        // A direct read must go on from a block boundary.
+        let whole = got - got % BLOCK_BYTES;
+        fruitless = if whole == 0 { fruitless + 1 } else { 0 };
+        if got == 0 || fruitless > 16 {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("file ends at {:#x}", offset + (filled + got) as u64),
+            ));
+        }
+        filled += whole;
+    }
+    Ok(())
+}

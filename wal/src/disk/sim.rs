@@ -1,0 +1,1129 @@
+//! A disk in memory that loses, tears and refuses by seed.
+//!
+//! Kept true:
+//! - One seed and one order of calls give one behaviour: nothing here depends
+//!   on addresses, threads or the time of day.
+//! - A file is its durable bytes plus the writes that only the page cache
+//!   holds, oldest first. Reads see both; a power cut keeps the durable bytes
+//!   and, of the cached writes, the sectors that the seed chooses.
+//! - A write that becomes durable is cut out of the older cached writes, so
+//!   that nothing older can come back over it. (Commits in flight that overlap
+//!   therefore behave as if the device kept their order, which no real one
+//!   promises.)
+//! - Names change at once and become durable with their directory; a power cut
+//!   keeps a prefix of what a directory has not synced.
+//! - Operations, writes and syncs are numbered from 0, each from the making of
+//!   the disk: `crash_at(n)` lets n operations happen.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::mem;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{Committed, Disk, DiskFile, Task};
+use crate::blocks::{BLOCK_BYTES, Blocks};
+use crate::clock::Clock;
+
+/// What a device writes whole or not at all.
+pub const SECTOR_BYTES: usize = 512;
+
+/// How a commit becomes durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CommitStyle {
+    /// Just what the commit wrote becomes durable, as with `RWF_DSYNC`.
+    #[default]
+    DataSyncWrite,
+    /// All that was written to the file becomes durable, as with `pwrite` and `fdatasync`.
+    WriteThenSync,
+}
+
+/// The simulated disk; clones are handles on the same one.
+#[derive(Clone)]
+pub struct SimDisk(Arc<Mutex<State>>);
+
+impl SimDisk {
+    /// An empty disk without faults; `seed` decides how long commits take.
+    pub fn new(seed: u64) -> Self {
+        Self::of(State {
+            rng: Rng::new(seed),
+            ..State::default()
+        })
+    }
+
+    /// A disk that holds these files durably.
+    pub fn from_files(files: impl IntoIterator<Item = (PathBuf, Vec<u8>)>) -> Self {
+        let disk = Self::new(0);
+        for (path, bytes) in files {
+            disk.write_file(&path, bytes);
+        }
+        disk
+    }
+
+    /// Chooses how commits become durable; [`CommitStyle::DataSyncWrite`] unless told.
+    pub fn set_commit_style(&self, style: CommitStyle) {
+        self.0.lock().style = style;
+    }
+
+    /// Chooses what [`Disk::commits_in_flight_max`] says for
+    /// [`CommitStyle::DataSyncWrite`]; 4 unless told.
+    pub fn set_commits_in_flight_max(&self, count: usize) {
+        self.0.lock().commits_in_flight_max = Some(count);
+    }
+
+    /// Operations done so far: writes, submitted and finished commits, syncs,
+    /// and changes and syncs of directories. Each is a point to crash at.
+    pub fn operations(&self) -> u64 {
+        self.0.lock().done.operations
+    }
+
+    /// Writes so far, failed ones too: `write_at` and submitted commits.
+    pub fn writes(&self) -> u64 {
+        self.0.lock().done.writes
+    }
+
+    /// Syncs so far, failed ones too: `sync` and finished commits, not `sync_dir`.
+    pub fn syncs(&self) -> u64 {
+        self.0.lock().done.syncs
+    }
+
+    /// From operation `n` on nothing has an effect and every call fails.
+    pub fn crash_at(&self, n: u64) {
+        self.0.lock().faults.crash_at = Some(n);
+    }
+
+    /// Whether an operation met the crash.
+    pub fn crashed(&self) -> bool {
+        self.0.lock().crashed
+    }
+
+    /// Sync `n` fails, and what it should have made durable stays readable but
+    /// no later sync saves it: the kernel took it for clean. Other commits in
+    /// flight are spared, their own end decides.
+    pub fn fail_sync_at(&self, n: u64) {
+        self.0.lock().faults.failing_syncs.insert(n);
+    }
+
+    /// Write `n` fails and writes nothing.
+    pub fn fail_write_at(&self, n: u64) {
+        self.0.lock().faults.failing_writes.insert(n);
+    }
+
+    /// From now on some reads return less than was asked.
+    pub fn short_reads(&self, seed: u64) {
+        self.0.lock().faults.short_reads = Some(Rng::new(seed));
+    }
+
+    /// Commits submitted from now on take this much longer.
+    pub fn slow_syncs(&self, extra: Duration) {
+        self.0.lock().faults.slow_syncs = extra;
+    }
+
+    /// Most bytes that all named files may have; at first there is no limit.
+    /// A new file needs a free block, though it takes none.
+    pub fn capacity(&self, bytes: u64) {
+        self.0.lock().capacity = Some(bytes);
+    }
+
+    /// Flips one bit, on the medium and in the page cache. Panics if the file has no such bit.
+    pub fn flip_bit(&self, path: &Path, bit_offset: u64) {
+        let mut state = self.0.lock();
+        let ino = state.named(path).expect("a file to flip a bit of");
+        let inode = state.inode(ino);
+        let (at, mask) = (in_memory(bit_offset / 8), 1 << (bit_offset % 8));
+        assert!(at < inode.len(), "no bit {bit_offset} in {path:?}");
+        if at < inode.durable.len() {
+            Arc::make_mut(&mut inode.durable)[at] ^= mask;
+        }
+        for write in inode.cached.iter_mut().filter(|w| w.range().contains(&at)) {
+            let mut bytes = write.bytes.to_vec();
+            bytes[at - write.offset] ^= mask;
+            write.bytes = bytes.into();
+        }
+    }
+
+    /// What is there after the power failed now and came back: a new disk,
+    /// without faults and locks, all of it durable. This one is unaffected.
+    pub fn power_cut(&self, seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut state = self.0.lock().rebooted();
+        for changes in mem::take(&mut state.dir_changes).into_values() {
+            let survive = in_memory(rng.below(changes.len() as u64 + 1));
+            for change in changes.into_iter().take(survive) {
+                apply(&mut state.names_durable, change);
+            }
+        }
+        state.names = state.names_durable.clone();
+        state.drop_unreachable();
+        for inode in state.inodes.values_mut() {
+            inode.lose_power(&mut rng);
+        }
+        state.rng = rng;
+        Self::of(state)
+    }
+
+    /// What is there after the process was killed now: a new disk, without
+    /// faults and locks, where all is visible that was, and what was not synced
+    /// still is not. This one is unaffected.
+    pub fn process_kill(&self) -> Self {
+        Self::of(self.0.lock().rebooted())
+    }
+
+    /// A copy of everything, faults, counts and a crash too, but of no lock;
+    /// commits in flight are plain writes in it.
+    pub fn fork(&self) -> Self {
+        Self::of(self.0.lock().copy())
+    }
+
+    /// The visible contents of a file. Like all that follows, this is no
+    /// operation and works after a crash.
+    pub fn read_file(&self, path: &Path) -> Option<Vec<u8>> {
+        let mut state = self.0.lock();
+        let ino = state.named(path).ok()?;
+        let inode = state.inode(ino);
+        let mut bytes = vec![0; inode.len()];
+        inode.read(0, &mut bytes);
+        Some(bytes)
+    }
+
+    /// Puts a new durable file there, in a directory that is made if need be.
+    /// A handle on the file that it replaces keeps the old contents.
+    pub fn write_file(&self, path: &Path, bytes: Vec<u8>) {
+        let mut state = self.0.lock();
+        let ino = state.new_inode();
+        state.inode(ino).durable = Arc::new(bytes);
+        state
+            .dirs
+            .extend(parent(path).ancestors().map(PathBuf::from));
+        state.set_name_durably(path, Some(ino));
+    }
+
+    /// Removes a file durably, if it is there.
+    pub fn remove_file(&self, path: &Path) {
+        self.0.lock().set_name_durably(path, None);
+    }
+
+    /// The visible files, in order.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.0.lock().names.keys().cloned().collect()
+    }
+
+    fn of(state: State) -> Self {
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    fn file(&self, state: &mut State, ino: u64, writable: bool) -> Arc<dyn DiskFile> {
+        Arc::new(SimFile {
+            disk: self.clone(),
+            ino,
+            writable,
+            _handle: state.inode(ino).handles.clone(),
+        })
+    }
+}
+
+impl Disk for SimDisk {
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.0.lock();
+        state.alive()?;
+        state.dirs.extend(dir.ancestors().map(PathBuf::from));
+        Ok(())
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let state = self.0.lock();
+        state.alive()?;
+        state.check_dir(dir)?;
+        let paths = state.names.keys().chain(&state.dirs);
+        let inside = paths.filter(|path| path.parent() == Some(dir));
+        let names = inside.filter_map(|path| path.file_name());
+        Ok(names.map(|n| n.to_string_lossy().into_owned()).collect())
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        let mut state = self.0.lock();
+        state.operate()?;
+        state.check_dir(parent(path))?;
+        if state.names.contains_key(path) || state.dirs.contains(path) {
+            return Err(refused(io::ErrorKind::AlreadyExists, path));
+        }
+        state.check_space(BLOCK_BYTES)?;
+        let ino = state.new_inode();
+        state.change_dir(parent(path), vec![(path.into(), Some(ino))]);
+        Ok(self.file(&mut state, ino, true))
+    }
+
+    fn open(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn DiskFile>> {
+        let mut state = self.0.lock();
+        state.alive()?;
+        let ino = state.named(path)?;
+        Ok(self.file(&mut state, ino, writable))
+    }
+
+    /// Within one directory only: which half of a move between two survives a
+    /// power cut is not simulated.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.0.lock();
+        state.operate()?;
+        let ino = state.named(from)?;
+        if parent(from) != parent(to) {
+            return Err(refused(io::ErrorKind::CrossesDevices, to));
+        }
+        state.change_dir(
+            parent(to),
+            vec![(from.into(), None), (to.into(), Some(ino))],
+        );
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.0.lock();
+        state.operate()?;
+        state.named(path)?;
+        state.change_dir(parent(path), vec![(path.into(), None)]);
+        Ok(())
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.0.lock();
+        state.operate()?;
+        state.check_dir(dir)?;
+        for change in state.dir_changes.remove(dir).unwrap_or_default() {
+            apply(&mut state.names_durable, change);
+        }
+        state.drop_unreachable();
+        Ok(())
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
+        let mut state = self.0.lock();
+        state.alive()?;
+        if state.locks.get(path).is_some_and(|l| l.strong_count() > 0) {
+            return Err(refused(io::ErrorKind::WouldBlock, path));
+        }
+        let guard = Arc::new(());
+        state.locks.insert(path.into(), Arc::downgrade(&guard));
+        Ok(Box::new(guard))
+    }
+
+    fn run_commits(&self, _name: &str, task: Task) -> io::Result<()> {
+        tokio::task::spawn_local(task());
+        Ok(())
+    }
+
+    fn run_background(&self, _name: &str, task: Task) -> io::Result<()> {
+        tokio::task::spawn_local(task());
+        Ok(())
+    }
+
+    fn commits_in_flight_max(&self) -> usize {
+        let state = self.0.lock();
+        match state.style {
+            CommitStyle::DataSyncWrite => state.commits_in_flight_max.unwrap_or(4),
+            CommitStyle::WriteThenSync => 1,
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!("simulated, {:?}", self.0.lock().style)
+    }
+}
+
+/// Time of the runtime that it was made in, and numbers from a seed.
+pub struct SimClock {
+    start: Instant,
+    rng: Mutex<Rng>,
+}
+
+impl SimClock {
+    /// Starts now, by the clock of the current runtime.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            start: Instant::now(),
+            rng: Mutex::new(Rng::new(seed)),
+        }
+    }
+}
+
+impl Clock for SimClock {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn random(&self) -> u64 {
+        self.rng.lock().next_u64()
+    }
+}
+
+/// Numbers that a seed decides (splitmix64).
+#[derive(Clone, Debug, Default)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number less than `n`, which must not be 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        assert!(n > 0, "nothing is below 0");
+        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
+    }
+
+    /// True `numerator` times of `denominator`.
+    pub fn chance(&mut self, numerator: u64, denominator: u64) -> bool {
+        self.below(denominator) < numerator
+    }
+}
+
+/// Names that change together: each now means an inode, or nothing.
+type DirChange = Vec<(PathBuf, Option<u64>)>;
+
+#[derive(Clone, Default)]
+struct State {
+    names: BTreeMap<PathBuf, u64>,
+    names_durable: BTreeMap<PathBuf, u64>,
+    /// What `names` has and `names_durable` has not, by directory, oldest first.
+    dir_changes: BTreeMap<PathBuf, Vec<DirChange>>,
+    dirs: BTreeSet<PathBuf>,
+    inodes: BTreeMap<u64, Inode>,
+    /// Next number of an inode or a write.
+    id_next: u64,
+    /// Held as long as the guard is, which has the other end.
+    locks: BTreeMap<PathBuf, Weak<()>>,
+    style: CommitStyle,
+    commits_in_flight_max: Option<usize>,
+    capacity: Option<u64>,
+    rng: Rng,
+    done: Counts,
+    faults: Faults,
+    crashed: bool,
+}
+
+#[derive(Clone, Default)]
+struct Counts {
+    operations: u64,
+    writes: u64,
+    syncs: u64,
+}
+
+#[derive(Clone, Default)]
+struct Faults {
+    crash_at: Option<u64>,
+    failing_syncs: BTreeSet<u64>,
+    failing_writes: BTreeSet<u64>,
+    short_reads: Option<Rng>,
+    slow_syncs: Duration,
+}
+
+impl State {
+    fn alive(&self) -> io::Result<()> {
+        match self.crashed {
+            true => Err(io::Error::other("simulated crash")),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts an operation, unless the crash comes before it.
+    fn operate(&mut self) -> io::Result<()> {
+        let crash_at = self.faults.crash_at;
+        self.crashed |= crash_at.is_some_and(|n| self.done.operations >= n);
+        self.alive()?;
+        self.done.operations += 1;
+        Ok(())
+    }
+
+    fn inode(&mut self, ino: u64) -> &mut Inode {
+        let inode = self.inodes.get_mut(&ino);
+        inode.expect("names and handles keep their inode")
+    }
+
+    fn named(&self, path: &Path) -> io::Result<u64> {
+        let ino = self.names.get(path).copied();
+        ino.ok_or_else(|| refused(io::ErrorKind::NotFound, path))
+    }
+
+    fn check_dir(&self, dir: &Path) -> io::Result<()> {
+        match self.dirs.contains(dir) {
+            true => Ok(()),
+            false => Err(refused(io::ErrorKind::NotFound, dir)),
+        }
+    }
+
+    fn check_space(&self, growth: usize) -> io::Result<()> {
+        let Some(capacity) = self.capacity.filter(|_| growth > 0) else {
+            return Ok(());
+        };
+        let files = self.names.values().filter_map(|ino| self.inodes.get(ino));
+        let allocated: usize = files.map(Inode::len).sum();
+        match (allocated + growth) as u64 > capacity {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.id_next += 1;
+        self.id_next
+    }
+
+    fn new_inode(&mut self) -> u64 {
+        let ino = self.new_id();
+        self.inodes.insert(ino, Inode::default());
+        ino
+    }
+
+    fn change_dir(&mut self, dir: &Path, change: DirChange) {
+        apply(&mut self.names, change.clone());
+        let changes = self.dir_changes.entry(dir.into()).or_default();
+        changes.push(change);
+    }
+
+    fn set_name_durably(&mut self, path: &Path, ino: Option<u64>) {
+        // Older changes of this name must not come back over it.
+        for change in self.dir_changes.values_mut().flatten() {
+            change.retain(|(changed, _)| changed != path);
+        }
+        apply(&mut self.names, vec![(path.into(), ino)]);
+        apply(&mut self.names_durable, vec![(path.into(), ino)]);
+    }
+
+    /// Puts a write into the page cache; gives its id.
+    fn write(&mut self, ino: u64, offset: u64, bytes: &[u8], fate: Fate) -> io::Result<u64> {
+        self.operate()?;
+        self.done.writes += 1;
+        if self.faults.failing_writes.contains(&(self.done.writes - 1)) {
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
+        let offset = in_memory(offset);
+        let len = self.inode(ino).len();
+        self.check_space((offset + bytes.len()).saturating_sub(len))?;
+        let id = self.new_id();
+        self.inode(ino).cached.push(Write {
+            id,
+            offset,
+            bytes: Bytes::copy_from_slice(bytes),
+            fate,
+        });
+        Ok(id)
+    }
+
+    /// Ends a sync, or the commit that made the write `committed`.
+    fn sync(&mut self, ino: u64, committed: Option<u64>) -> io::Result<()> {
+        self.operate()?;
+        self.done.syncs += 1;
+        let fails = self.faults.failing_syncs.contains(&(self.done.syncs - 1));
+        let all = committed.is_none() || self.style == CommitStyle::WriteThenSync;
+        let inode = self.inode(ino);
+        if fails {
+            for write in &mut inode.cached {
+                if Some(write.id) == committed || (all && write.fate == Fate::Dirty) {
+                    write.fate = Fate::Lost;
+                }
+            }
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
+        inode.make_durable(|write| all || Some(write.id) == committed);
+        Ok(())
+    }
+
+    /// How long a commit takes: whole milliseconds, because tokio's timer
+    /// would not keep apart what is closer.
+    fn commit_delay(&mut self) -> Duration {
+        Duration::from_millis(1 + self.rng.below(8)) + self.faults.slow_syncs
+    }
+
+    /// Handles and commits in flight stay with the original.
+    fn copy(&self) -> Self {
+        let mut copy = self.clone();
+        copy.locks.clear();
+        for inode in copy.inodes.values_mut() {
+            inode.handles = Arc::default();
+            for write in &mut inode.cached {
+                if write.fate == Fate::InFlight {
+                    write.fate = Fate::Dirty;
+                }
+            }
+        }
+        copy.drop_unreachable();
+        copy
+    }
+
+    fn rebooted(&self) -> Self {
+        Self {
+            done: Counts::default(),
+            faults: Faults::default(),
+            crashed: false,
+            ..self.copy()
+        }
+    }
+
+    /// Forgets the files that have no handle and no name now or after any power cut.
+    fn drop_unreachable(&mut self) {
+        let changes = self.dir_changes.values().flatten().flatten();
+        let named = self.names.values().chain(self.names_durable.values());
+        let reachable: BTreeSet<u64> = named
+            .copied()
+            .chain(changes.filter_map(|(_, ino)| *ino))
+            .collect();
+        self.inodes
+            .retain(|ino, inode| reachable.contains(ino) || Arc::strong_count(&inode.handles) > 1);
+    }
+}
+
+#[derive(Clone, Default)]
+struct Inode {
+    durable: Arc<Vec<u8>>,
+    /// Writes that are not all in `durable`, oldest first.
+    cached: Vec<Write>,
+    /// Open files have a clone, so that the count tells whether there are any.
+    handles: Arc<()>,
+}
+
+impl Inode {
+    fn len(&self) -> usize {
+        let ends = self.cached.iter().map(|write| write.range().end);
+        ends.fold(self.durable.len(), usize::max)
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> usize {
+        let end = self.len().min(offset + into.len());
+        let asked = offset..end.max(offset);
+        let into = &mut into[..asked.len()];
+        into.fill(0);
+        let cached = self.cached.iter().map(|w| (w.offset, &w.bytes[..]));
+        for (start, bytes) in [(0, &self.durable[..])].into_iter().chain(cached) {
+            let from = asked.start.max(start);
+            let to = asked.end.min(start + bytes.len());
+            if from < to {
+                into[from - offset..to - offset].copy_from_slice(&bytes[from - start..to - start]);
+            }
+        }
+        asked.len()
+    }
+
+    /// Makes the chosen writes durable, but for those that a failed sync lost.
+    fn make_durable(&mut self, chosen: impl Fn(&Write) -> bool) {
+        let mut rest: Vec<Write> = Vec::new();
+        for write in mem::take(&mut self.cached) {
+            if write.fate == Fate::Lost || !chosen(&write) {
+                rest.push(write);
+                continue;
+            }
+            put(&mut self.durable, write.offset, &write.bytes);
+            let range = write.range();
+            let outside = rest.into_iter().flat_map(|older| older.outside(&range));
+            rest = outside.collect();
+        }
+        self.cached = rest;
+    }
+
+    /// Keeps of each cached write the sectors that the seed chooses.
+    fn lose_power(&mut self, rng: &mut Rng) {
+        for write in mem::take(&mut self.cached) {
+            if write.fate == Fate::Lost {
+                continue;
+            }
+            let sectors = write.bytes.chunks(SECTOR_BYTES);
+            let pattern = rng.below(5);
+            let cut = in_memory(rng.below(sectors.len() as u64 + 1));
+            let leaves_garbage = rng.chance(1, 4);
+            for (index, sector) in sectors.enumerate() {
+                let survives = match pattern {
+                    0 => false,
+                    1 => true,
+                    2 => index < cut,
+                    3 => index >= cut,
+                    _ => rng.chance(1, 2),
+                };
+                let offset = write.offset + index * SECTOR_BYTES;
+                if survives {
+                    put(&mut self.durable, offset, sector);
+                } else if leaves_garbage && rng.chance(1, 4) {
+                    let words = std::iter::repeat_with(|| rng.next_u64().to_le_bytes());
+                    let garbage: Vec<u8> = words.flatten().take(sector.len()).collect();
+                    put(&mut self.durable, offset, &garbage);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// The next sync makes it durable.
+    Dirty,
+    /// So does the end of its commit.
+    InFlight,
+    /// A sync failed: it is in the page cache until the power fails.
+    Lost,
+}
+
+/// A write in the page cache, or what newer durable writes left of it.
+#[derive(Clone)]
+struct Write {
+    id: u64,
+    offset: usize,
+    bytes: Bytes,
+    fate: Fate,
+}
+
+impl Write {
+    fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.bytes.len()
+    }
+
+    fn outside(self, hole: &Range<usize>) -> impl Iterator<Item = Self> + use<> {
+        let Range { start, end } = self.range();
+        let parts = [start..end.min(hole.start), start.max(hole.end)..end];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        parts.map(move |part| Self {
+            offset: part.start,
+            bytes: self.bytes.slice(part.start - start..part.end - start),
+            ..self
+        })
+    }
+}
+
+struct SimFile {
+    disk: SimDisk,
+    ino: u64,
+    writable: bool,
+    _handle: Arc<()>,
+}
+
+impl SimFile {
+    fn write(&self, offset: u64, bytes: &[u8], fate: Fate) -> io::Result<u64> {
+        assert_aligned(offset, bytes.len());
+        if !self.writable {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.disk.0.lock().write(self.ino, offset, bytes, fate)
+    }
+}
+
+impl DiskFile for SimFile {
+    fn size(&self) -> io::Result<u64> {
+        let mut state = self.disk.0.lock();
+        state.alive()?;
+        Ok(state.inode(self.ino).len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        assert_aligned(offset, into.len());
+        let mut state = self.disk.0.lock();
+        state.alive()?;
+        let count = state.inode(self.ino).read(in_memory(offset), into);
+        let Some(rng) = state.faults.short_reads.as_mut().filter(|_| count > 0) else {
+            return Ok(count);
+        };
+        // Rare enough that nobody who tries again meets it many times in a row.
+        if !rng.chance(1, 4) {
+            return Ok(count);
+        }
+        let short = in_memory(rng.below(count as u64)) + 1;
+        let whole = short - short % BLOCK_BYTES;
+        let ends_on_block = whole > 0 && rng.chance(1, 2);
+        Ok(if ends_on_block { whole } else { short })
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write(offset, bytes, Fate::Dirty).map(drop)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.0.lock().sync(self.ino, None)
+    }
+
+    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks) -> Committed {
+        let submitted = self.write(offset, blocks.as_slice(), Fate::InFlight);
+        // The time runs from here, not from when somebody first waits.
+        let submitted = submitted.map(|id| {
+            let delay = self.disk.0.lock().commit_delay();
+            (id, tokio::time::sleep(delay))
+        });
+        Box::pin(async move {
+            let (id, done) = match submitted {
+                Ok(submitted) => submitted,
+                Err(error) => return (Err(error), blocks),
+            };
+            done.await;
+            let result = self.disk.0.lock().sync(self.ino, Some(id));
+            (result, blocks)
+        })
+    }
+}
+
+/// What Linux says when a device fails.
+const EIO: i32 = 5;
+
+fn refused(kind: io::ErrorKind, path: &Path) -> io::Error {
+    io::Error::new(kind, format!("{}: {kind}", path.display()))
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+fn in_memory(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("simulated files fit in memory")
+}
+
+fn assert_aligned(offset: u64, bytes: usize) {
+    let aligned = offset.is_multiple_of(BLOCK_BYTES as u64) && bytes.is_multiple_of(BLOCK_BYTES);
+    assert!(aligned, "{bytes} bytes at {offset:#x} are not whole blocks");
+}
+
+fn apply(names: &mut BTreeMap<PathBuf, u64>, change: DirChange) {
+    for (path, ino) in change {
+        match ino {
+            Some(ino) => names.insert(path, ino),
+            None => names.remove(&path),
+        };
+    }
+}
+
+fn put(contents: &mut Arc<Vec<u8>>, offset: usize, bytes: &[u8]) {
+    let contents = Arc::make_mut(contents);
+    let end = offset + bytes.len();
+    if contents.len() < end {
+        contents.resize(end, 0);
+    }
+    contents[offset..end].copy_from_slice(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEEDS: u64 = 400;
+
+    fn disk_with(name: &str) -> (SimDisk, Arc<dyn DiskFile>) {
+        let disk = SimDisk::new(1);
+        disk.create_dir(Path::new("/d")).unwrap();
+        let file = disk.create(&at(name)).unwrap();
+        disk.sync_dir(Path::new("/d")).unwrap();
+        (disk, file)
+    }
+
+    fn at(name: &str) -> PathBuf {
+        Path::new("/d").join(name)
+    }
+
+    fn block(byte: u8) -> Vec<u8> {
+        vec![byte; BLOCK_BYTES]
+    }
+
+    fn blocks(byte: u8) -> Blocks {
+        let mut blocks = Blocks::default();
+        blocks.put(&block(byte));
+        blocks
+    }
+
+    fn names(disk: &SimDisk) -> Vec<String> {
+        let mut names = disk.list(Path::new("/d")).unwrap();
+        names.sort();
+        names
+    }
+
+    fn image(disk: &SimDisk) -> Vec<(PathBuf, Vec<u8>)> {
+        let paths = disk.paths().into_iter();
+        paths
+            .map(|p| (p.clone(), disk.read_file(&p).unwrap()))
+            .collect()
+    }
+
+    fn after_cut(disk: &SimDisk, name: &str) -> Vec<Vec<u8>> {
+        let cuts = (0..SEEDS).map(|seed| disk.power_cut(seed));
+        cuts.map(|disk| disk.read_file(&at(name)).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_power_cut_keeps_loses_tears_and_spoils_what_was_not_synced() {
+        let (disk, file) = disk_with("a");
+        file.write_at(0, &block(1)).unwrap();
+        file.sync().unwrap();
+        file.write_at(0, &block(2)).unwrap();
+        assert_eq!(disk.read_file(&at("a")).unwrap(), block(2));
+        let images = after_cut(&disk, "a");
+        assert!(images.iter().all(|i| i.len() == BLOCK_BYTES));
+        assert!(images.contains(&block(1)) && images.contains(&block(2)));
+        for cut in (SECTOR_BYTES..BLOCK_BYTES).step_by(SECTOR_BYTES) {
+            let (old, new) = (block(1), block(2));
+            assert!(images.contains(&[&new[cut..], &old[..cut]].concat()));
+            assert!(images.contains(&[&old[cut..], &new[..cut]].concat()));
+        }
+        assert!(images.iter().flatten().any(|b| ![1, 2].contains(b)));
+    }
+
+    #[test]
+    fn what_was_synced_survives_every_power_cut() {
+        let (disk, file) = disk_with("a");
+        file.write_at(0, &block(1)).unwrap();
+        file.write_at(4096, &block(2)).unwrap();
+        file.sync().unwrap();
+        file.write_at(8192, &block(3)).unwrap();
+        let images = after_cut(&disk, "a");
+        assert!(
+            images
+                .iter()
+                .all(|i| i[..8192] == [block(1), block(2)].concat())
+        );
+        let lens: BTreeSet<usize> = images.iter().map(Vec::len).collect();
+        assert!(lens.contains(&8192) && lens.contains(&12288) && lens.len() > 2);
+    }
+
+    #[test]
+    fn a_later_write_may_survive_an_earlier_one() {
+        let (disk, file) = disk_with("a");
+        file.write_at(0, &block(1)).unwrap();
+        file.write_at(4096, &block(2)).unwrap();
+        let images = after_cut(&disk, "a");
+        assert!(images.contains(&[block(0), block(2)].concat()));
+        assert!(images.contains(&block(1)));
+    }
+
+    #[test]
+    fn directory_changes_survive_as_a_prefix() {
+        let (disk, _) = disk_with("a");
+        let b = disk.create(&at("b")).unwrap();
+        b.write_at(0, &block(1)).unwrap();
+        b.sync().unwrap();
+        disk.rename(&at("b"), &at("c")).unwrap();
+        disk.remove(&at("a")).unwrap();
+        disk.create(&at("e")).unwrap();
+        disk.remove(&at("e")).unwrap();
+        assert_eq!(names(&disk), ["c"]);
+        let outcomes: BTreeSet<String> = (0..SEEDS)
+            .map(|seed| {
+                let cut = disk.power_cut(seed);
+                // Every name that survives has a file.
+                assert_eq!(image(&cut).len(), names(&cut).len());
+                names(&cut).concat()
+            })
+            .collect();
+        assert!(outcomes.iter().eq(["a", "ab", "ac", "c", "ce"]));
+        disk.sync_dir(Path::new("/d")).unwrap();
+        assert!(after_cut(&disk, "c").iter().all(|i| *i == block(1)));
+    }
+
+    #[test]
+    fn handles_follow_the_file_not_the_name() {
+        let (disk, file) = disk_with("a");
+        disk.rename(&at("a"), &at("b")).unwrap();
+        file.write_at(0, &block(1)).unwrap();
+        assert_eq!(disk.read_file(&at("b")).unwrap(), block(1));
+        disk.remove(&at("b")).unwrap();
+        disk.sync_dir(Path::new("/d")).unwrap();
+        file.sync().unwrap();
+        assert_eq!(file.size().unwrap(), 4096);
+        drop(file);
+        disk.sync_dir(Path::new("/d")).unwrap();
+        assert!(disk.0.lock().inodes.is_empty());
+    }
+
+    #[test]
+    fn a_failed_sync_leaves_data_visible_that_no_later_sync_saves() {
+        let (disk, file) = disk_with("a");
+        file.write_at(0, &block(1)).unwrap();
+        disk.fail_sync_at(disk.syncs());
+        assert_eq!(file.sync().unwrap_err().raw_os_error(), Some(EIO));
+        file.write_at(4096, &block(2)).unwrap();
+        file.sync().unwrap();
+        let visible = [block(1), block(2)].concat();
+        assert_eq!(disk.read_file(&at("a")).unwrap(), visible);
+        assert_eq!(disk.process_kill().read_file(&at("a")).unwrap(), visible);
+        let durable = [block(0), block(2)].concat();
+        assert!(after_cut(&disk, "a").iter().all(|i| *i == durable));
+        // Only writing it again does.
+        file.write_at(0, &block(3)).unwrap();
+        file.sync().unwrap();
+        let durable = [block(3), block(2)].concat();
+        assert_eq!(disk.read_file(&at("a")).unwrap(), durable);
+        assert!(after_cut(&disk, "a").iter().all(|i| *i == durable));
+    }
+
+    #[test]
+    fn capacity_limits_growth_only() {
+        let (disk, file) = disk_with("a");
+        disk.capacity(2 * 4096);
+        file.write_at(0, &block(1)).unwrap();
+        let full = |result: io::Result<()>| {
+            assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        };
+        full(file.write_at(4096, &[2; 8192]));
+        assert_eq!(disk.read_file(&at("a")).unwrap(), block(1));
+        let b = disk.create(&at("b")).unwrap();
+        b.write_at(0, &block(3)).unwrap();
+        full(disk.create(&at("c")).map(drop));
+        full(file.write_at(4096, &block(2)));
+        file.write_at(0, &block(4)).unwrap();
+        disk.remove(&at("b")).unwrap();
+        file.write_at(4096, &block(2)).unwrap();
+        full(disk.process_kill().create(&at("c")).map(drop));
+        disk.capacity(3 * 4096);
+        file.write_at(8192, &block(2)).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_happens_from_the_crash_on() {
+        let (disk, file) = disk_with("a");
+        let reader = disk.open(&at("a"), false).unwrap();
+        let denied = reader.write_at(0, &block(1)).unwrap_err();
+        assert_eq!(denied.kind(), io::ErrorKind::PermissionDenied);
+        let commit = file.clone().commit(0, blocks(1));
+        assert_eq!(disk.operations(), 3);
+        disk.crash_at(4);
+        file.write_at(4096, &block(2)).unwrap();
+        assert!(!disk.crashed());
+        let (result, blocks) = commit.await;
+        assert_eq!(result.unwrap_err().to_string(), "simulated crash");
+        assert_eq!(blocks.as_slice(), block(1));
+        assert!(disk.crashed());
+        assert!(file.write_at(0, &block(3)).is_err() && file.sync().is_err());
+        assert!(disk.create(&at("b")).is_err() && reader.size().is_err());
+        assert_eq!(disk.operations(), 4);
+        assert!(after_cut(&disk, "a").contains(&Vec::new()));
+        let killed = disk.process_kill();
+        assert!(!killed.crashed());
+        assert_eq!(image(&killed)[0].1, [block(1), block(2)].concat());
+    }
+
+    #[test]
+    fn a_killed_process_loses_nothing_until_the_power_fails() {
+        let (disk, file) = disk_with("a");
+        file.write_at(0, &block(1)).unwrap();
+        disk.create(&at("b")).unwrap();
+        let held = disk.lock(&at("lock")).unwrap();
+        let refused = disk.lock(&at("lock")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        let killed = disk.process_kill();
+        assert_eq!(image(&killed), image(&disk));
+        killed.lock(&at("lock")).unwrap();
+        assert!(after_cut(&killed, "a").contains(&Vec::new()));
+        assert!((0..SEEDS).any(|seed| names(&killed.power_cut(seed)) == ["a"]));
+        killed.open(&at("a"), true).unwrap().sync().unwrap();
+        assert!(after_cut(&killed, "a").iter().all(|i| *i == block(1)));
+        assert!(after_cut(&disk, "a").contains(&Vec::new()));
+        drop(held);
+        disk.lock(&at("lock")).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_makes_durable_what_its_style_says() {
+        for style in [CommitStyle::DataSyncWrite, CommitStyle::WriteThenSync] {
+            let (disk, file) = disk_with("a");
+            disk.set_commit_style(style);
+            file.write_at(0, &[1; 8192]).unwrap();
+            file.clone().commit(4096, blocks(2)).await.0.unwrap();
+            let written = [block(1), block(2)].concat();
+            assert_eq!(disk.read_file(&at("a")).unwrap(), written);
+            let images = after_cut(&disk, "a");
+            assert!(images.iter().all(|i| i[4096..] == block(2)));
+            let all = images.iter().all(|i| *i == written);
+            assert_eq!(all, style == CommitStyle::WriteThenSync);
+            assert_eq!(disk.commits_in_flight_max(), if all { 1 } else { 4 });
+            // The older write must not come back over the commit.
+            file.sync().unwrap();
+            assert!(after_cut(&disk, "a").iter().all(|i| *i == written));
+        }
+    }
+
+    /// Runs commits, a failing one too; gives the order of their ends and the images left.
+    async fn run(seed: u64) -> (Vec<u64>, Vec<Vec<(PathBuf, Vec<u8>)>>) {
+        let disk = SimDisk::new(seed);
+        disk.write_file(&at("a"), Vec::new());
+        disk.fail_sync_at(2);
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let tasks = tokio::task::LocalSet::new();
+        let entered = tasks.enter();
+        for n in 0..4 {
+            let (file, ended) = (disk.open(&at("a"), true).unwrap(), ended.clone());
+            let task: Task = Box::new(move || {
+                Box::pin(async move {
+                    drop(file.commit(n * 4096, blocks(n as u8 + 1)).await);
+                    ended.lock().push(n);
+                })
+            });
+            disk.run_commits("commits", task).unwrap();
+        }
+        drop(entered);
+        tasks.await;
+        disk.open(&at("a"), true)
+            .unwrap()
+            .write_at(16384, &block(9))
+            .unwrap();
+        let images = (0..20).map(|seed| image(&disk.power_cut(seed))).collect();
+        (mem::take(&mut ended.lock()), images)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_seed_decides_everything() {
+        let mut orders = BTreeSet::new();
+        for seed in 0..20 {
+            let first = run(seed).await;
+            assert!(first == run(seed).await);
+            orders.insert(first.0);
+        }
+        assert!(orders.len() > 5);
+    }
+
+    #[test]
+    fn short_reads_still_get_to_the_end() {
+        let (disk, file) = disk_with("a");
+        let bytes: Vec<u8> = (0..40960u32).map(|i| (i / 7) as u8).collect();
+        file.write_at(0, &bytes).unwrap();
+        disk.short_reads(3);
+        let mut lens = BTreeSet::new();
+        for _ in 0..100 {
+            let mut into = block(0).repeat(10);
+            lens.insert(file.read_at(0, &mut into).unwrap());
+            let got = crate::disk::read_blocks(&*file, 0, 40960).unwrap();
+            assert!(got.as_slice() == bytes);
+            assert_eq!(file.read_at(40960, &mut into).unwrap(), 0);
+        }
+        assert!(!lens.contains(&0) && lens.iter().any(|len| len % 4096 != 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_passes_with_the_runtime() {
+        let (clock, (disk, file)) = (SimClock::new(5), disk_with("a"));
+        assert_ne!(clock.random(), clock.random());
+        disk.slow_syncs(Duration::from_secs(1));
+        disk.fail_write_at(1);
+        file.clone().commit(0, blocks(1)).await.0.unwrap();
+        assert!((1000..1020).contains(&clock.now().as_millis()));
+        let (result, _) = file.clone().commit(0, blocks(2)).await;
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
+        file.write_at(0, &block(3)).unwrap();
+        disk.flip_bit(&at("a"), 8 * 10 + 1);
+        assert_eq!(disk.read_file(&at("a")).unwrap()[9..11], [3, 1]);
+        assert_eq!(
+            disk.fork().power_cut(0).read_file(&at("a")).unwrap().len(),
+            4096
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "not whole blocks")]
+    fn odd_writes_are_a_bug() {
+        drop(disk_with("a").1.write_at(512, &block(0)));
+    }
+}

@@ -1,0 +1,602 @@
+//! The commit loop: gathers requests into commits, has several in flight,
+//! and reports them durable in order.
+//!
+//! Kept true: commits are numbered and placed in the order in which they are
+//! composed; a block that was submitted is never written again by this run;
+//! a callback runs only when its commit **and all before it** are durable;
+//! after the first failure nothing is ever reported durable again.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+
+use crate::batch::Change;
+use crate::blocks::{BLOCK_BYTES, Blocks};
+use crate::effects::{Effect, Effects, Place};
+use crate::format::{CommitHeader, Digest, FIRST_COMMIT, Kind, RecordHeader};
+use crate::janitor::Job;
+use crate::log::Shared;
+use crate::position::{Lsn, SegmentId, StreamId};
+use crate::segments::{Full, SegmentFile};
+use crate::stream::{Cell, LiveChange, Logged, Slot};
+
+/// Runs once, when the batch is durable or the log has failed.
+pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
+
+/// A batch on its way to the disk.
+pub(crate) struct Request {
+    pub(crate) ops: Vec<QueuedOp>,
+    pub(crate) done: Done,
+    pub(crate) record_bytes: usize,
+    pub(crate) footer_bytes: usize,
+    /// What it holds of the queue's budget.
+    pub(crate) permits: usize,
+    pub(crate) queued_at: Duration,
+    /// Flags for the commit's header.
+    pub(crate) flags: u32,
+}
+
+pub(crate) struct QueuedOp {
+    pub(crate) cell: Cell,
+    pub(crate) stream: StreamId,
+    pub(crate) change: Change,
+    /// Which append this is, for the cache.
+    pub(crate) ticket: Option<u64>,
+}
+
+impl Request {
+    /// A commit without records, for what its header says.
+    pub(crate) fn marker(flags: u32, done: Done) -> Self {
+        Self {
+            ops: Vec::new(),
+            done,
+            record_bytes: 0,
+            footer_bytes: 0,
+            permits: 0,
+            queued_at: Duration::ZERO,
+            flags,
+        }
+    }
+}
+
+/// Where the loop starts.
+pub(crate) struct Start {
+    pub(crate) active: SegmentFile,
+    pub(crate) end: u32,
+    pub(crate) effects: Effects,
+    pub(crate) first_seq: u64,
+    pub(crate) seq: u64,
+    pub(crate) epoch: u64,
+}
+
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    requests: mpsc::UnboundedReceiver<Request>,
+    ready: mpsc::Receiver<SegmentFile>,
+    jobs: mpsc::UnboundedSender<Job>,
+
+    active: SegmentFile,
+    /// Where the next commit goes.
+    end: u32,
+    effects: Effects,
+    first_seq: u64,
+
+    /// Of the last commit composed.
+    seq: u64,
+    epoch: u64,
+    /// Everything before is durable.
+    durable: Lsn,
+
+    pending: VecDeque<Request>,
+    in_flight: VecDeque<InFlight>,
+    in_flight_max: usize,
+    running: FuturesUnordered<Running>,
+    /// Full segments with commits that are not durable yet.
+    unsealed: VecDeque<Full>,
+    spare_memory: Vec<Blocks>,
+    cache: Cache,
+}
+
+type Running = Pin<Box<dyn Future<Output = (u64, io::Result<()>, Blocks)>>>;
+
+struct InFlight {
+    seq: u64,
+    end: Lsn,
+    started: Duration,
+    durable: bool,
+    done: Vec<Done>,
+    permits: usize,
+    records: u32,
+    record_bytes: usize,
+    written_bytes: usize,
+    cached: Vec<CachedAppend>,
+    moved: Vec<(Cell, u64)>,
+}
+
+/// The entries of one append, which the cache may forget once they are durable.
+struct CachedAppend {
+    cell: Cell,
+    ticket: u64,
+    bytes: usize,
+}
+
+/// Durable entries that are still in memory, oldest first.
+#[derive(Default)]
+struct Cache {
+    appends: VecDeque<CachedAppend>,
+    bytes: usize,
+}
+
+impl Cache {
+    fn add(&mut self, append: CachedAppend, bytes_max: usize) {
+        self.bytes += append.bytes;
+        self.appends.push_back(append);
+        while self.bytes > bytes_max
+            && let Some(oldest) = self.appends.pop_front()
+        {
+            self.bytes -= oldest.bytes;
+            if let Some(view) = oldest.cell.lock().view.as_mut() {
+                view.evict(oldest.ticket);
+            }
+        }
+    }
+}
+
+impl Writer {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        start: Start,
+        requests: mpsc::UnboundedReceiver<Request>,
+        ready: mpsc::Receiver<SegmentFile>,
+        jobs: mpsc::UnboundedSender<Job>,
+    ) -> Self {
+        // The first commit of an epoch goes alone. Were another one durable
+        // without it, the next run would take the same epoch again and could
+        // mistake that commit for its own.
+        let opens = Request::marker(CommitHeader::OPENS, Box::new(|_| {}));
+        Self {
+            durable: Lsn::new(start.active.id, start.end),
+            active: start.active,
+            end: start.end,
+            effects: start.effects,
+            first_seq: start.first_seq,
+            seq: start.seq,
+            epoch: start.epoch,
+            requests,
+            ready,
+            jobs,
+            pending: VecDeque::from([opens]),
+            in_flight: VecDeque::new(),
+            in_flight_max: 1,
+            running: FuturesUnordered::new(),
+            unsealed: VecDeque::new(),
+            spare_memory: Vec::new(),
+            cache: Cache::default(),
+            shared,
+        }
+    }
+
+    /// Runs until every handle of the log is gone, then closes it cleanly.
+    pub(crate) async fn run(mut self) {
+        let mut incoming = Vec::new();
+        let mut closing = false;
+        loop {
+            let wants_segment = self.submit();
+            if closing && self.pending.is_empty() && self.in_flight.is_empty() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                Some((seq, result, blocks)) = self.running.next(), if !self.running.is_empty() => {
+                    if let Err(reason) = self.completed(seq, result, blocks) {
+                        return self.fail(&reason).await;
+                    }
+                }
+                segment = self.ready.recv(), if wants_segment => match segment {
+                    Some(segment) => self.roll_to(segment),
+                    None => return self.fail("there is nobody to make segments").await,
+                },
+                count = self.requests.recv_many(&mut incoming, 4096), if !closing => {
+                    self.pending.extend(incoming.drain(..));
+                    if count == 0 {
+                        closing = true;
+                        let closes = Request::marker(CommitHeader::CLOSES, Box::new(|_| {}));
+                        self.pending.push_back(closes);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Submits what may go. True if that needs a new segment first.
+    fn submit(&mut self) -> bool {
+        while self.in_flight.len() < self.in_flight_max
+            && let Some(first) = self.pending.front()
+        {
+            if !self.fits(first.record_bytes, first.footer_bytes) {
+                match self.ready.try_recv() {
+                    Ok(segment) => self.roll_to(segment),
+                    Err(_) => {
+                        self.shared.counters.segment_stalls.fetch_add(1, Relaxed);
+                        return true;
+                    }
+                }
+            }
+            let (mut count, mut record_bytes, mut footer_bytes) = (0, 0, 0);
+            for request in &self.pending {
+                let records = record_bytes + request.record_bytes;
+                let footer = footer_bytes + request.footer_bytes;
+                let within = records <= self.shared.config.commit_bytes_max;
+                if count > 0 && !(within && self.fits(records, footer)) {
+                    break;
+                }
+                (count, record_bytes, footer_bytes) = (count + 1, records, footer);
+            }
+            let requests = self.pending.drain(..count).collect();
+            self.commit(requests);
+        }
+        false
+    }
+
+    /// Whether a commit fits the active segment, with the footer that follows.
+    fn fits(&self, record_bytes: usize, footer_bytes: usize) -> bool {
+        let commit = (CommitHeader::BYTES + record_bytes).next_multiple_of(BLOCK_BYTES);
+        let footer = (self.effects.footer_bytes() + footer_bytes).next_multiple_of(BLOCK_BYTES);
+        self.end as usize + commit + footer + BLOCK_BYTES <= self.active.bytes as usize
+    }
+
+    /// Leaves the active segment for a new one.
+    fn roll_to(&mut self, segment: SegmentFile) {
+        assert_eq!(segment.id, self.active.id.next(), "segments come in order");
+        self.shared.segments.lock().add(segment.clone());
+        let file = std::mem::replace(&mut self.active, segment);
+        self.unsealed.push_back(Full {
+            file,
+            effects: std::mem::take(&mut self.effects),
+            first_seq: self.first_seq,
+            last_seq: self.seq,
+            last_epoch: self.epoch,
+            first_segment: self.shared.first_segment.load(Relaxed),
+            end: std::mem::replace(&mut self.end, FIRST_COMMIT),
+        });
+        self.first_seq = self.seq + 1;
+        self.seal_durable();
+    }
+
+    /// Hands full segments to the janitor once all their commits are durable:
+    /// a footer is proof of that.
+    fn seal_durable(&mut self) {
+        while let Some(full) = self
+            .unsealed
+            .pop_front_if(|full| full.end() <= self.durable)
+        {
+            // Without a janitor nobody seals: recovery reads the segment instead.
+            let _ = self.jobs.send(Job::Seal(Box::new(full)));
+        }
+    }
+
+    /// Composes one commit of all the requests and submits it.
+    fn commit(&mut self, requests: Vec<Request>) {
+        self.seq += 1;
+        let started = self.shared.clock.now();
+        let start = self.end;
+        let mut commit = Commit {
+            blocks: self.spare_memory.pop().unwrap_or_default(),
+            segment: self.active.id,
+            salt: self.active.salt,
+            start,
+            records: 0,
+            digest: Digest::new(self.epoch),
+            effects: &mut self.effects,
+            live: LiveChange::default(),
+        };
+        commit.blocks.clear();
+        commit.blocks.put(&[0; CommitHeader::BYTES]);
+        let mut in_flight = InFlight {
+            seq: self.seq,
+            end: Lsn(0),
+            started,
+            durable: false,
+            done: Vec::with_capacity(requests.len()),
+            permits: 0,
+            records: 0,
+            record_bytes: 0,
+            written_bytes: 0,
+            cached: Vec::with_capacity(requests.len()),
+            moved: Vec::new(),
+        };
+        let mut flags = 0;
+        for request in requests {
+            if request.queued_at > Duration::ZERO {
+                let waited = started.saturating_sub(request.queued_at);
+                self.shared.counters.queue_wait.record_time(waited);
+            }
+            for op in request.ops {
+                commit.op(op, &mut in_flight, &self.shared);
+            }
+            in_flight.permits += request.permits;
+            in_flight.done.push(request.done);
+            flags |= request.flags;
+        }
+
+        let record_bytes = commit.blocks.len() - CommitHeader::BYTES;
+        let header = CommitHeader {
+            lsn: Lsn::new(self.active.id, start).0,
+            seq: self.seq,
+            epoch: self.epoch,
+            durable: self.durable.0,
+            first_segment: self.shared.first_segment.load(Relaxed),
+            records: commit.records,
+            record_bytes: record_bytes as u32,
+            digest: commit.digest.finish(),
+            flags,
+            ..CommitHeader::default()
+        };
+        let (mut blocks, live) = (commit.blocks, commit.live);
+        blocks.as_mut_slice()[..CommitHeader::BYTES]
+            .copy_from_slice(&header.to_bytes(self.active.salt));
+        blocks.seal();
+        self.end += blocks.len() as u32;
+        if self.shared.segments.lock().count(&live) {
+            let _ = self.jobs.send(Job::Look);
+        }
+
+        in_flight.end = Lsn::new(self.active.id, self.end);
+        in_flight.records = header.records;
+        in_flight.record_bytes = record_bytes;
+        in_flight.written_bytes = blocks.len();
+        self.in_flight.push_back(in_flight);
+        let seq = self.seq;
+        let committed = Arc::clone(&self.active.file).commit(u64::from(start), blocks);
+        self.running.push(Box::pin(async move {
+            let (result, blocks) = committed.await;
+            (seq, result, blocks)
+        }));
+    }
+
+    /// Takes note of a completion and reports what is durable through now.
+    fn completed(
+        &mut self,
+        seq: u64,
+        result: io::Result<()>,
+        blocks: Blocks,
+    ) -> Result<(), String> {
+        let oldest = self.in_flight.front().map_or(seq, |commit| commit.seq);
+        let commit = &mut self.in_flight[(seq - oldest) as usize];
+        if let Err(error) = result {
+            return Err(format!(
+                "writing {} bytes up to {} failed: {error}",
+                blocks.len(),
+                commit.end
+            ));
+        }
+        commit.durable = true;
+        let latency = self.shared.clock.now().saturating_sub(commit.started);
+        self.shared.counters.sync_latency.record_time(latency);
+        if blocks.capacity() <= 2 * self.shared.config.commit_bytes_max {
+            self.spare_memory.push(blocks);
+        }
+        self.in_flight_max = self.shared.in_flight_max;
+        while let Some(commit) = self.in_flight.pop_front_if(|commit| commit.durable) {
+            self.durable = commit.end;
+            self.report(commit);
+        }
+        self.seal_durable();
+        Ok(())
+    }
+
+    fn report(&mut self, commit: InFlight) {
+        let counters = &self.shared.counters;
+        counters.commits.fetch_add(1, Relaxed);
+        counters
+            .batches
+            .fetch_add(commit.done.len() as u64, Relaxed);
+        counters
+            .records
+            .fetch_add(u64::from(commit.records), Relaxed);
+        counters
+            .record_bytes
+            .fetch_add(commit.record_bytes as u64, Relaxed);
+        counters
+            .written_bytes
+            .fetch_add(commit.written_bytes as u64, Relaxed);
+        counters.commit_batches.record(commit.done.len() as u64);
+        for (cell, index) in commit.moved {
+            if let Some(logged) = cell.lock().logged.as_mut() {
+                logged.moving.remove(&index);
+            }
+        }
+        self.shared.queue.add_permits(commit.permits);
+        for done in commit.done {
+            done(Ok(()));
+        }
+        for append in commit.cached {
+            self.cache.add(append, self.shared.config.cache_bytes_max);
+        }
+    }
+
+    /// Tells everybody, now and from now on, that nothing more is durable.
+    async fn fail(mut self, reason: &str) {
+        let reason = self.shared.set_failed(reason);
+        tracing::error!("the log has failed and takes no more writes: {reason}");
+        self.jobs.send(Job::Stop).ok();
+        let error = || {
+            Err(io::Error::other(crate::WalError::Failed(Arc::clone(
+                &reason,
+            ))))
+        };
+        for commit in self.in_flight.drain(..) {
+            commit.done.into_iter().for_each(|done| done(error()));
+        }
+        for request in self.pending.drain(..) {
+            (request.done)(error());
+        }
+        while let Some(request) = self.requests.recv().await {
+            (request.done)(error());
+        }
+    }
+}
+
+/// A commit while it is composed.
+struct Commit<'a> {
+    blocks: Blocks,
+    segment: SegmentId,
+    salt: u64,
+    /// Offset of the commit in its segment.
+    start: u32,
+    records: u32,
+    digest: Digest,
+    effects: &'a mut Effects,
+    live: LiveChange,
+}
+
+impl Commit<'_> {
+    fn op(&mut self, op: QueuedOp, in_flight: &mut InFlight, shared: &Shared) {
+        let QueuedOp {
+            cell,
+            stream,
+            change,
+            ticket,
+        } = op;
+        let mut guard = cell.lock();
+        match change {
+            Change::Drop => {
+                self.record(Kind::Drop, stream, 0, &Bytes::new());
+                if let Some(logged) = guard.logged.take() {
+                    logged.dropped(&mut self.live);
+                }
+                if guard.view.is_none() {
+                    guard.retired = true;
+                    drop(guard);
+                    shared.forget(stream, &cell);
+                }
+                return;
+            }
+            // What is to be written again may be gone by now.
+            Change::Move { .. } | Change::Restate { .. } if guard.logged.is_none() => return,
+            _ => {}
+        }
+        let founded = guard.logged.is_none();
+        if founded && !matches!(change, Change::Purge { .. }) {
+            self.record(Kind::Purge, stream, 0, &Bytes::new());
+        }
+        let segment = self.segment;
+        let live = &mut self.live;
+        let logged = guard
+            .logged
+            .get_or_insert_with(|| Logged::founded(segment, 0, live));
+        match change {
+            Change::Append { first, entries } => {
+                assert_eq!(first, logged.next(), "stream {stream} has no holes");
+                let mut bytes = 0;
+                for (index, payload) in (first..).zip(&entries) {
+                    let slot = self.record(Kind::Entry, stream, index, payload);
+                    logged.append(slot, &mut self.live);
+                    bytes += payload.len() + CACHED_ENTRY_BYTES;
+                }
+                let ticket = ticket.expect("every append has a ticket");
+                drop(guard);
+                in_flight.cached.push(CachedAppend {
+                    cell,
+                    ticket,
+                    bytes,
+                });
+            }
+            Change::Meta { key, value } => {
+                self.record(Kind::Meta, stream, u64::from(key), &value);
+                logged.set_meta(key, value, segment, &mut self.live);
+            }
+            Change::Truncate { from } => {
+                self.record(Kind::Truncate, stream, from, &Bytes::new());
+                logged.truncate(from, &mut self.live);
+            }
+            Change::Purge { below } => {
+                self.record(Kind::Purge, stream, below, &Bytes::new());
+                logged.purge(below, segment, &mut self.live);
+            }
+            Change::Move {
+                index,
+                from,
+                payload,
+            } => {
+                if logged.slot(index) == Some(from) {
+                    let slot = self.record(Kind::Entry, stream, index, &payload);
+                    logged.relocate(index, slot, &mut self.live);
+                    logged.moving.insert(index, payload);
+                    drop(guard);
+                    in_flight.moved.push((cell, index));
+                    shared.counters.entries_moved.fetch_add(1, Relaxed);
+                }
+            }
+            Change::Restate { segment: old, .. } => {
+                if logged.floor_at == old {
+                    self.record(Kind::Purge, stream, logged.first, &Bytes::new());
+                    logged.purge(logged.first, segment, &mut self.live);
+                }
+                let stale: Vec<_> = logged
+                    .metas
+                    .iter()
+                    .filter(|(_, meta)| meta.at == old)
+                    .map(|(&key, meta)| (key, meta.value.clone()))
+                    .collect();
+                for (key, value) in stale {
+                    self.record(Kind::Meta, stream, u64::from(key), &value);
+                    logged.set_meta(key, value, segment, &mut self.live);
+                }
+            }
+            Change::Drop => unreachable!("a drop was handled above"),
+        }
+    }
+
+    /// Adds a record and says where it will be.
+    fn record(&mut self, kind: Kind, stream: StreamId, index: u64, payload: &Bytes) -> Slot {
+        let offset = self.start + self.blocks.len() as u32;
+        let header = RecordHeader {
+            crc: 0,
+            payload_bytes: payload.len() as u32,
+            stream: stream.0,
+            index,
+            ordinal: self.records,
+            kind: kind as u32,
+        };
+        let bytes = header.to_bytes(self.salt, offset, payload);
+        let crc = bytes
+            .first_chunk()
+            .expect("a header starts with its checksum");
+        self.digest.add(crc);
+        self.blocks.put(&bytes);
+        self.blocks.put(payload);
+        self.records += 1;
+        let place = Place {
+            offset,
+            payload_bytes: payload.len() as u32,
+        };
+        self.effects.add(Effect {
+            kind,
+            stream,
+            index,
+            place,
+            meta: match kind {
+                Kind::Meta => payload.clone(),
+                _ => Bytes::new(),
+            },
+        });
+        Slot {
+            segment: self.segment.0,
+            offset,
+            payload_bytes: payload.len() as u32,
+        }
+    }
+}
+
+/// What an entry in the cache costs besides its payload.
+const CACHED_ENTRY_BYTES: usize = 96;
