@@ -46,10 +46,15 @@ pub(crate) enum Change {
         from: Slot,
         payload: Bytes,
     },
-    /// Writes the floor and the metas again that lie in this segment.
-    Restate {
-        segment: SegmentId,
-        bytes: usize,
+    /// Writes the floor again, if it is still stated in this segment.
+    MoveFloor {
+        from: SegmentId,
+    },
+    /// Writes a metadata value again, if it is still stated in this segment.
+    MoveMeta {
+        key: u8,
+        from: SegmentId,
+        value: Bytes,
     },
 }
 
@@ -89,20 +94,9 @@ impl Batch {
     }
 
     pub(crate) fn add(&mut self, stream: StreamId, change: Change) -> &mut Self {
-        // The first record of a stream is preceded by one that founds it.
-        let (records, payload, meta) = match &change {
-            Change::Append { entries, .. } => {
-                let payload = entries.iter().map(Bytes::len).sum();
-                (entries.len() + 1, payload, 0)
-            }
-            Change::Meta { value, .. } => (2, value.len(), value.len()),
-            Change::Move { payload, .. } => (1, payload.len(), 0),
-            Change::Restate { bytes, .. } => (1 + 256, *bytes, *bytes),
-            Change::Truncate { .. } | Change::Purge { .. } | Change::Drop => (2, 0, 0),
-        };
-        self.record_bytes += records * RecordHeader::BYTES + payload;
-        self.footer_bytes +=
-            Effects::footer_bytes_per_record(meta) + records * Effects::footer_bytes_per_entry();
+        let (record_bytes, footer_bytes) = change.bytes_max();
+        self.record_bytes += record_bytes;
+        self.footer_bytes += footer_bytes;
         self.ops.push(Op { stream, change });
         self
     }
@@ -123,5 +117,29 @@ impl Batch {
         self.ops
             .iter()
             .any(|op| matches!(op.change, Change::Append { .. }))
+    }
+}
+
+impl Change {
+    /// Most bytes that it adds to a commit, and to a footer.
+    pub(crate) fn bytes_max(&self) -> (usize, usize) {
+        // The first record of a stream is preceded by one that founds it.
+        let (records, payload, meta) = match self {
+            Self::Append { entries, .. } => {
+                let payload = entries.iter().map(Bytes::len).sum();
+                (entries.len() + 1, payload, 0)
+            }
+            Self::Meta { value, .. } | Self::MoveMeta { value, .. } => {
+                (2, value.len(), value.len())
+            }
+            Self::Move { payload, .. } => (1, payload.len(), 0),
+            Self::Truncate { .. } | Self::Purge { .. } | Self::Drop | Self::MoveFloor { .. } => {
+                (2, 0, 0)
+            }
+        };
+        (
+            records * RecordHeader::BYTES + payload,
+            Effects::footer_bytes_per_record(meta) + records * Effects::footer_bytes_per_entry(),
+        )
     }
 }

@@ -21,7 +21,7 @@ use crate::format::{PREPARING_NAME, RESERVE_NAME, SegmentHeader, Trailer, segmen
 use crate::log::Shared;
 use crate::position::{SegmentId, StreamId};
 use crate::segments::{Full, SegmentFile, Usage};
-use crate::stream::Cell;
+use crate::stream::{Cell, Slot};
 use crate::writer::{QueuedOp, Request};
 
 /// What the writer asks for, and what the janitor's own requests report.
@@ -42,8 +42,6 @@ pub(crate) enum Job {
 const MOVE_BYTES_MAX: usize = 256 << 10;
 /// Old segments that are kept to be used again.
 const POOL_SEGMENTS_MAX: usize = 4;
-/// Fewest segments worth moving anything for.
-const CLEAN_SEGMENTS_MIN: usize = 4;
 /// How often a full disk is looked at again.
 const FULL_DISK_RETRY: Duration = Duration::from_secs(1);
 
@@ -66,6 +64,8 @@ pub(crate) struct Janitor {
     has_reserve: bool,
     /// A move or a release is under way.
     busy: bool,
+    /// Unset by an entry that can't be read, and so not moved.
+    can_clean: bool,
 }
 
 impl Janitor {
@@ -86,6 +86,7 @@ impl Janitor {
             pool: VecDeque::new(),
             has_reserve,
             busy: false,
+            can_clean: true,
         }
     }
 
@@ -165,12 +166,11 @@ impl Janitor {
 
     /// Moving pays when most of what the segments hold is garbage.
     fn worth_cleaning(&self, usage: &Usage) -> bool {
-        let segments_min = if self.shared.space_low.load(Relaxed) {
-            2
-        } else {
-            CLEAN_SEGMENTS_MIN
-        };
-        usage.segments >= segments_min && usage.live_bytes * 2 < usage.bytes
+        let large = usage.bytes > self.shared.config.clean_above_bytes;
+        (large || self.shared.space_low.load(Relaxed))
+            && self.can_clean
+            && usage.segments > 1
+            && usage.live_bytes * 2 < usage.bytes
     }
 
     /// Has a commit say that the log begins at `first`.
@@ -190,12 +190,16 @@ impl Janitor {
         let Some(file) = self.shared.segments.lock().get(segment).cloned() else {
             return;
         };
-        let (batch, cells) = match self.gather(&file) {
+        let gathered = self.gather(&file).and_then(|(batch, cells)| {
+            self.shared.config.check_size(&batch)?;
+            Ok((batch, cells))
+        });
+        let (batch, cells) = match gathered {
             Ok(gathered) => gathered,
             Err(error) => {
                 // The entry's reader will hear of it; the segment stays.
-                tracing::error!("a live entry can't be moved: {error}");
-                self.busy = true;
+                tracing::error!("a live entry can't be moved, so old segments stay: {error}");
+                self.can_clean = false;
                 return;
             }
         };
@@ -223,28 +227,27 @@ impl Janitor {
 
     /// Some of what is live in a segment, with the streams it belongs to.
     fn gather(&self, file: &SegmentFile) -> Result<(Batch, Vec<Cell>), WalError> {
+        let bytes_max = MOVE_BYTES_MAX.min(self.shared.config.segment_bytes as usize / 4);
         let mut batch = Batch::new();
         let mut cells = Vec::new();
         for (stream, cell) in self.shared.all_streams() {
-            let (restate, slots) = live_in(&cell, file.id);
-            if let Some(bytes) = restate {
-                let segment = file.id;
-                batch.add(stream, Change::Restate { segment, bytes });
-                cells.push(Arc::clone(&cell));
-            }
-            for (index, from) in slots {
-                if batch.record_bytes >= MOVE_BYTES_MAX {
+            let (changes, slots) = live_in(&cell, file.id);
+            let entries = slots.into_iter().map(|(index, from)| {
+                let payload = self.shared.read_slot(stream, index, from, file)?;
+                Ok::<_, WalError>(Change::Move {
+                    index,
+                    from,
+                    payload,
+                })
+            });
+            for change in changes.into_iter().map(Ok).chain(entries) {
+                let change = change?;
+                // A large one goes alone: then it fits, as it did when it came.
+                let bytes = batch.record_bytes + change.bytes_max().0;
+                if bytes > bytes_max && !batch.is_empty() {
                     return Ok((batch, cells));
                 }
-                let payload = self.shared.read_slot(stream, index, from, file)?;
-                batch.add(
-                    stream,
-                    Change::Move {
-                        index,
-                        from,
-                        payload,
-                    },
-                );
+                batch.add(stream, change);
                 cells.push(Arc::clone(&cell));
             }
         }
@@ -346,24 +349,28 @@ fn is_full(error: &WalError) -> bool {
     ))
 }
 
-/// What of a stream is live in a segment: the bytes of metas to state again
-/// (if it or they lie there), and entries.
-fn live_in(cell: &Cell, segment: SegmentId) -> (Option<usize>, Vec<(u64, crate::stream::Slot)>) {
+/// What of a stream is live in a segment: statements to make again, and entries.
+fn live_in(cell: &Cell, segment: SegmentId) -> (Vec<Change>, Vec<(u64, Slot)>) {
     let guard = cell.lock();
     let Some(logged) = &guard.logged else {
-        return (None, Vec::new());
+        return (Vec::new(), Vec::new());
     };
-    let metas = logged.metas.values().filter(|meta| meta.at == segment);
-    let (count, bytes) = metas.fold((0, 0), |(count, bytes), meta| {
-        (count + 1, bytes + meta.value.len())
-    });
-    let restate = (count > 0 || logged.floor_at == segment).then_some(bytes);
+    let floor = (logged.floor_at == segment).then_some(Change::MoveFloor { from: segment });
+    let metas = logged
+        .metas
+        .iter()
+        .filter(|(_, meta)| meta.at == segment)
+        .map(|(&key, meta)| Change::MoveMeta {
+            key,
+            from: segment,
+            value: meta.value.clone(),
+        });
     let slots = (logged.first..)
         .zip(&logged.slots)
         .filter(|(_, slot)| slot.segment == segment.0)
         .map(|(index, slot)| (index, *slot))
         .collect();
-    (restate, slots)
+    (floor.into_iter().chain(metas).collect(), slots)
 }
 
 /// Files on disk.

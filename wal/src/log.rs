@@ -52,6 +52,9 @@ pub struct Config {
     pub cache_bytes_max: usize,
     /// Segments made ahead.
     pub spare_segments: usize,
+    /// Above this size of the log, live entries are moved out of old segments
+    /// that are mostly garbage, so that an idle stream can't keep them.
+    pub clean_above_bytes: u64,
 }
 
 impl Config {
@@ -66,11 +69,12 @@ impl Config {
             queue_bytes_max: 16 << 20,
             cache_bytes_max: 64 << 20,
             spare_segments: 1,
+            clean_above_bytes: 256 << 20,
         }
     }
 
     /// Whether a batch can be written at all.
-    fn check_size(&self, batch: &Batch) -> Result<(), WalError> {
+    pub(crate) fn check_size(&self, batch: &Batch) -> Result<(), WalError> {
         let limit = self.segment_bytes as usize - FIRST_COMMIT as usize - BLOCK_BYTES;
         let bytes = batch.commit_bytes().next_multiple_of(BLOCK_BYTES)
             + (Effects::default().footer_bytes() + batch.footer_bytes)

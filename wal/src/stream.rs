@@ -118,7 +118,10 @@ impl Bounds {
                 *self = Self::default();
                 return Ok(());
             }
-            Change::Meta { .. } | Change::Move { .. } | Change::Restate { .. } => {}
+            Change::Meta { .. }
+            | Change::Move { .. }
+            | Change::MoveFloor { .. }
+            | Change::MoveMeta { .. } => {}
         }
         self.exists = true;
         Ok(())
@@ -150,7 +153,9 @@ impl Stream {
                 self.view = None;
                 return None;
             }
-            Change::Move { .. } | Change::Restate { .. } => return None,
+            Change::Move { .. } | Change::MoveFloor { .. } | Change::MoveMeta { .. } => {
+                return None;
+            }
             _ => self.view.get_or_insert_default(),
         };
         match change {
@@ -179,7 +184,10 @@ impl Stream {
                 view.tail.drain(..view.tail.len().min(dead as usize));
                 view.next = view.next.max(view.first);
             }
-            Change::Drop | Change::Move { .. } | Change::Restate { .. } => {}
+            Change::Drop
+            | Change::Move { .. }
+            | Change::MoveFloor { .. }
+            | Change::MoveMeta { .. } => {}
         }
         None
     }

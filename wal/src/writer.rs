@@ -256,6 +256,10 @@ impl Writer {
 
     /// Leaves the active segment for a new one.
     fn roll_to(&mut self, segment: SegmentFile) {
+        assert!(
+            self.end > FIRST_COMMIT || self.active.bytes < segment.bytes,
+            "what was accepted fits an empty segment"
+        );
         assert_eq!(segment.id, self.active.id.next(), "segments come in order");
         self.shared.segments.lock().add(segment.clone());
         let file = std::mem::replace(&mut self.active, segment);
@@ -482,7 +486,11 @@ impl Commit<'_> {
                 return;
             }
             // What is to be written again may be gone by now.
-            Change::Move { .. } | Change::Restate { .. } if guard.logged.is_none() => return,
+            Change::Move { .. } | Change::MoveFloor { .. } | Change::MoveMeta { .. }
+                if guard.logged.is_none() =>
+            {
+                return;
+            }
             _ => {}
         }
         let founded = guard.logged.is_none();
@@ -537,18 +545,14 @@ impl Commit<'_> {
                     shared.counters.entries_moved.fetch_add(1, Relaxed);
                 }
             }
-            Change::Restate { segment: old, .. } => {
-                if logged.floor_at == old {
+            Change::MoveFloor { from } => {
+                if logged.floor_at == from {
                     self.record(Kind::Purge, stream, logged.first, &Bytes::new());
                     logged.purge(logged.first, segment, &mut self.live);
                 }
-                let stale: Vec<_> = logged
-                    .metas
-                    .iter()
-                    .filter(|(_, meta)| meta.at == old)
-                    .map(|(&key, meta)| (key, meta.value.clone()))
-                    .collect();
-                for (key, value) in stale {
+            }
+            Change::MoveMeta { key, from, value } => {
+                if logged.metas.get(&key).is_some_and(|meta| meta.at == from) {
                     self.record(Kind::Meta, stream, u64::from(key), &value);
                     logged.set_meta(key, value, segment, &mut self.live);
                 }

@@ -1,0 +1,300 @@
+//! Failed writes and syncs, a full disk, a full queue, and wrong requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pontoon_wal::disk::sim::{CommitStyle, Rng, SimDisk};
+use pontoon_wal::{Batch, Config, LogIndex, StreamId, Wal, WalError};
+
+use super::crash::History;
+use super::twin::{SMALL, Twin, dir, open_sim, open_with, simulate, small_config};
+
+fn entry(stream: u64, index: u64, bytes: usize) -> Batch {
+    let mut batch = Batch::new();
+    batch.append(
+        StreamId(stream),
+        LogIndex(index),
+        vec![Bytes::from(vec![stream as u8; bytes])],
+    );
+    batch
+}
+
+async fn settle() {
+    tokio::time::sleep(Duration::from_secs(10)).await;
+}
+
+/// A failed write or sync is final: nothing is acknowledged afterwards, and
+/// what was acknowledged before survives a power cut.
+#[test]
+fn a_failed_write_or_sync_ends_the_log_and_loses_nothing() {
+    for style in [CommitStyle::DataSyncWrite, CommitStyle::WriteThenSync] {
+        for fault in 0..120 {
+            simulate(async {
+                let disk = SimDisk::new(fault);
+                disk.set_commit_style(style);
+                if fault % 2 == 0 {
+                    disk.fail_sync_at(4 + fault / 2);
+                } else {
+                    disk.fail_write_at(20 + fault / 2);
+                }
+                let mut history = History::new(Twin::default());
+                let Ok((wal, _)) = open_sim(&disk, fault) else {
+                    return;
+                };
+                history.write(&wal, &mut Rng::new(fault), &SMALL, 300).await;
+                settle().await;
+                let reason = wal.failure().expect("the fault was met");
+                assert!(!reason.is_empty());
+                // Wherever the first failure was, no append is taken any more.
+                let refused = wal.commit(entry(77, 0, 10)).await;
+                assert!(matches!(refused, Err(WalError::Failed(_))), "{refused:?}");
+                drop(wal);
+                settle().await;
+                let context = format!("{style:?} fault {fault}");
+                let (wal, _) = open_sim(&disk.power_cut(fault), 1)
+                    .unwrap_or_else(|error| panic!("{context}: {error}"));
+                history.check(&wal, &context);
+            });
+        }
+    }
+}
+
+#[test]
+fn wrong_requests_are_refused_and_change_nothing() {
+    simulate(async {
+        let disk = SimDisk::new(1);
+        let (wal, _) = open_sim(&disk, 1).unwrap();
+        wal.commit(entry(1, 0, 10)).await.unwrap();
+        let before = Twin::of(&wal).unwrap();
+
+        let not_next = wal.commit(entry(1, 2, 10)).await;
+        assert!(matches!(
+            not_next,
+            Err(WalError::NotNext {
+                stream: StreamId(1),
+                expected: LogIndex(1),
+                found: LogIndex(2)
+            })
+        ));
+        assert!(matches!(
+            wal.commit(entry(2, 1, 10)).await,
+            Err(WalError::NotNext { .. })
+        ));
+        // The first half of a batch is not done when the second can't be.
+        let mut half = entry(1, 1, 10);
+        half.truncate_from(StreamId(5), LogIndex(0));
+        assert!(matches!(
+            wal.commit(half).await,
+            Err(WalError::UnknownStream(StreamId(5)))
+        ));
+        let mut unknown = Batch::new();
+        unknown.drop_stream(StreamId(6));
+        assert!(matches!(
+            wal.commit(unknown).await,
+            Err(WalError::UnknownStream(_))
+        ));
+        let too_large = wal.commit(entry(1, 1, 100_000)).await;
+        assert!(
+            matches!(too_large, Err(WalError::BatchTooLarge { .. })),
+            "{too_large:?}"
+        );
+        assert!(matches!(
+            wal.read(StreamId(5), LogIndex(0), LogIndex(1), 1),
+            Err(WalError::UnknownStream(_))
+        ));
+
+        assert_eq!(Twin::of(&wal).unwrap(), before);
+        wal.commit(entry(1, 1, 10)).await.unwrap();
+        let mut purge = Batch::new();
+        purge.purge_below(StreamId(1), LogIndex(2));
+        wal.commit(purge).await.unwrap();
+        assert!(matches!(
+            wal.read(StreamId(1), LogIndex(1), LogIndex(2), 1),
+            Err(WalError::Purged {
+                first: LogIndex(2),
+                ..
+            })
+        ));
+        assert!(
+            wal.read(StreamId(1), LogIndex(2), LogIndex(9), 1)
+                .unwrap()
+                .is_empty()
+        );
+    });
+}
+
+#[test]
+fn impossible_configurations_are_refused() {
+    simulate(async {
+        for config in [
+            Config {
+                segment_bytes: 5000,
+                ..small_config(&dir())
+            },
+            Config {
+                segment_bytes: 4096,
+                ..small_config(&dir())
+            },
+            Config {
+                spare_segments: 0,
+                ..small_config(&dir())
+            },
+            Config {
+                queue_bytes_max: 0,
+                ..small_config(&dir())
+            },
+        ] {
+            let refused = open_with(config, Arc::new(SimDisk::new(1)), 1);
+            assert!(matches!(refused, Err(WalError::Config(_))));
+        }
+    });
+}
+
+/// The largest batch that is accepted fits, whatever was in the segment.
+#[test]
+fn every_batch_that_is_accepted_fits_a_segment() {
+    simulate(async {
+        let disk = SimDisk::new(2);
+        let (wal, _) = open_sim(&disk, 2).unwrap();
+        let mut next = 0;
+        let mut accepted = 0;
+        for bytes in (40_000..66_000).step_by(487) {
+            match wal.commit(entry(1, next, bytes)).await {
+                Ok(()) => {
+                    next += 1;
+                    accepted += 1;
+                }
+                Err(WalError::BatchTooLarge { .. }) => {}
+                Err(other) => panic!("{bytes}: {other}"),
+            }
+            wal.commit(entry(
+                2,
+                accepted * 0 + wal.bounds(StreamId(2)).map_or(0, |b| b.1.0),
+                3000,
+            ))
+            .await
+            .unwrap();
+        }
+        assert!(accepted > 10);
+        let many: Vec<_> = (0..300).map(|_| Bytes::new()).collect();
+        let mut batch = Batch::new();
+        batch.append(StreamId(3), LogIndex(0), many);
+        wal.commit(batch).await.unwrap();
+        wal.close().await;
+        let (wal, _) = open_sim(&disk, 3).unwrap();
+        assert_eq!(wal.bounds(StreamId(1)).unwrap().1, LogIndex(next));
+        assert_eq!(wal.bounds(StreamId(3)).unwrap().1, LogIndex(300));
+    });
+}
+
+/// With a disk that doesn't answer, appends wait instead of piling up.
+#[test]
+fn a_full_queue_makes_appends_wait() {
+    simulate(async {
+        let disk = SimDisk::new(3);
+        let (wal, _) = open_sim(&disk, 3).unwrap();
+        wal.commit(entry(1, 0, 10)).await.unwrap();
+        disk.slow_syncs(Duration::from_secs(1000));
+        let queued = Arc::new(AtomicUsize::new(0));
+        let done = Arc::new(AtomicUsize::new(0));
+        for writer in 0..100u64 {
+            let (wal, queued, done) = (wal.clone(), Arc::clone(&queued), Arc::clone(&done));
+            tokio::task::spawn_local(async move {
+                let appended = wal.append(entry(100 + writer, 0, 2000), move |result| {
+                    result.unwrap();
+                    done.fetch_add(1, SeqCst);
+                });
+                appended.await.unwrap();
+                queued.fetch_add(1, SeqCst);
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let waiting = queued.load(SeqCst);
+        // 64 KiB of queue hold some thirty batches of two and a bit.
+        assert!((20..40).contains(&waiting), "{waiting} are queued");
+        tokio::time::sleep(Duration::from_secs(100_000)).await;
+        assert_eq!(queued.load(SeqCst), 100);
+        assert_eq!(done.load(SeqCst), 100);
+    });
+}
+
+async fn fill(wal: &Wal, stream: u64) -> u64 {
+    let mut next = wal.bounds(StreamId(stream)).map_or(0, |bounds| bounds.1.0);
+    loop {
+        match wal.commit(entry(stream, next, 3000)).await {
+            Ok(()) => next += 1,
+            Err(WalError::NoSpace) => return next,
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+/// A full disk is noticed while the log can still take what must go on:
+/// votes, marks, and the purge that makes room again.
+#[test]
+fn a_full_disk_refuses_entries_but_takes_votes_and_purges() {
+    simulate(async {
+        let disk = SimDisk::new(4);
+        disk.capacity(10 * (64 << 10));
+        let (wal, _) = open_sim(&disk, 4).unwrap();
+        wal.commit(entry(2, 0, 500)).await.unwrap();
+        let full_at = fill(&wal, 1).await;
+        assert!(wal.is_space_low() && full_at > 50, "{full_at}");
+        for vote in 0..10u8 {
+            let mut batch = Batch::new();
+            batch.meta(StreamId(2), 0, Bytes::from(vec![vote]));
+            wal.commit(batch).await.unwrap();
+        }
+        assert!(matches!(
+            wal.commit(entry(2, 1, 5)).await,
+            Err(WalError::NoSpace)
+        ));
+        // Reads go on.
+        assert_eq!(
+            wal.read(StreamId(1), LogIndex(0), LogIndex(5), 1 << 20)
+                .unwrap()
+                .len(),
+            5
+        );
+        // Still full after a crash and a restart.
+        let killed = disk.process_kill();
+        drop(wal);
+        let (wal, _) = open_sim(&killed, 5).unwrap();
+        settle().await;
+        assert!(wal.is_space_low());
+        assert_eq!(wal.meta(StreamId(2), 0), Some(Bytes::from_static(&[9])));
+
+        let mut purge = Batch::new();
+        purge.purge_below(StreamId(1), LogIndex(full_at));
+        wal.commit(purge).await.unwrap();
+        settle().await;
+        assert!(!wal.is_space_low(), "the purge made room");
+        wal.commit(entry(1, full_at, 500)).await.unwrap();
+        assert!(wal.failure().is_none());
+        // And again, to see that nothing leaked.
+        fill(&wal, 1).await;
+        // Room that others make is noticed, too.
+        killed.capacity(40 * (64 << 10));
+        settle().await;
+        assert!(!wal.is_space_low());
+        wal.commit(entry(2, 1, 5)).await.unwrap();
+    });
+}
+
+#[test]
+fn no_space_at_all_is_said_when_the_log_is_made() {
+    simulate(async {
+        let disk = SimDisk::new(5);
+        disk.capacity(40 << 10);
+        match open_sim(&disk, 5) {
+            Err(WalError::Io { error, .. }) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+            }
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+        disk.capacity(1 << 20);
+        open_sim(&disk, 5).unwrap();
+    });
+}
