@@ -108,6 +108,21 @@ pub struct RecordFacts {
     pub payload_bytes: u32,
 }
 
+/// Recovery's decision table as words: what is found, what lies ahead, what
+/// is done. For documents.
+#[must_use]
+pub fn decision_table() -> Vec<[String; 3]> {
+    let rows = crate::recovery::TABLE.iter();
+    rows.map(|(here, ahead, decision)| {
+        [
+            format!("{here:?}"),
+            format!("{ahead:?}"),
+            format!("{decision:?}"),
+        ]
+    })
+    .collect()
+}
+
 /// Whether a process has the log open.
 pub fn is_in_use(disk: &dyn Disk, dir: &Path) -> Result<bool, WalError> {
     let lock = dir.join(LOCK_NAME);
