@@ -171,7 +171,7 @@ fn every_batch_that_is_accepted_fits_a_segment() {
             }
             wal.commit(entry(
                 2,
-                accepted * 0 + wal.bounds(StreamId(2)).map_or(0, |b| b.1.0),
+                wal.bounds(StreamId(2)).map_or(0, |bounds| bounds.1.0),
                 3000,
             ))
             .await

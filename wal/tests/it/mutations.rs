@@ -74,7 +74,7 @@ fn base(seed: u64) -> Base {
                     wal.append(batch, |_| {}).await.unwrap();
                 }
             }
-            if epoch + 1 == epochs && seed % 4 != 0 {
+            if epoch + 1 == epochs && !seed.is_multiple_of(4) {
                 // Killed with commits in flight, whose proof is still missing.
                 killed = Some(disk.process_kill());
             }

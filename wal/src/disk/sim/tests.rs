@@ -1,0 +1,319 @@
+//! The simulated disk does what it says, or it proves nothing.
+
+use super::*;
+use crate::clock::Clock;
+
+const SEEDS: u64 = 400;
+
+fn disk_with(name: &str) -> (SimDisk, Arc<dyn DiskFile>) {
+    let disk = SimDisk::new(1);
+    disk.create_dir(Path::new("/d")).unwrap();
+    let file = disk.create(&at(name)).unwrap();
+    disk.sync_dir(Path::new("/d")).unwrap();
+    (disk, file)
+}
+
+fn at(name: &str) -> PathBuf {
+    Path::new("/d").join(name)
+}
+
+fn block(byte: u8) -> Vec<u8> {
+    vec![byte; BLOCK_BYTES]
+}
+
+fn blocks(byte: u8) -> Blocks {
+    let mut blocks = Blocks::default();
+    blocks.put(&block(byte));
+    blocks
+}
+
+fn names(disk: &SimDisk) -> Vec<String> {
+    let mut names = disk.list(Path::new("/d")).unwrap();
+    names.sort();
+    names
+}
+
+fn image(disk: &SimDisk) -> Vec<(PathBuf, Vec<u8>)> {
+    let paths = disk.paths().into_iter();
+    paths
+        .map(|p| (p.clone(), disk.read_file(&p).unwrap()))
+        .collect()
+}
+
+fn after_cut(disk: &SimDisk, name: &str) -> Vec<Vec<u8>> {
+    let cuts = (0..SEEDS).map(|seed| disk.power_cut(seed));
+    cuts.map(|disk| disk.read_file(&at(name)).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_power_cut_keeps_loses_tears_and_spoils_what_was_not_synced() {
+    let (disk, file) = disk_with("a");
+    file.write_at(0, &block(1)).unwrap();
+    file.sync().unwrap();
+    file.write_at(0, &block(2)).unwrap();
+    assert_eq!(disk.read_file(&at("a")).unwrap(), block(2));
+    let images = after_cut(&disk, "a");
+    assert!(images.iter().all(|i| i.len() == BLOCK_BYTES));
+    assert!(images.contains(&block(1)) && images.contains(&block(2)));
+    for cut in (SECTOR_BYTES..BLOCK_BYTES).step_by(SECTOR_BYTES) {
+        let (old, new) = (block(1), block(2));
+        assert!(images.contains(&[&new[cut..], &old[..cut]].concat()));
+        assert!(images.contains(&[&old[cut..], &new[..cut]].concat()));
+    }
+    assert!(images.iter().flatten().any(|b| ![1, 2].contains(b)));
+}
+
+#[test]
+fn what_was_synced_survives_every_power_cut() {
+    let (disk, file) = disk_with("a");
+    file.write_at(0, &block(1)).unwrap();
+    file.write_at(4096, &block(2)).unwrap();
+    file.sync().unwrap();
+    file.write_at(8192, &block(3)).unwrap();
+    let images = after_cut(&disk, "a");
+    assert!(
+        images
+            .iter()
+            .all(|i| i[..8192] == [block(1), block(2)].concat())
+    );
+    let lens: BTreeSet<usize> = images.iter().map(Vec::len).collect();
+    assert!(lens.contains(&8192) && lens.contains(&12288) && lens.len() > 2);
+}
+
+#[test]
+fn a_later_write_may_survive_an_earlier_one() {
+    let (disk, file) = disk_with("a");
+    file.write_at(0, &block(1)).unwrap();
+    file.write_at(4096, &block(2)).unwrap();
+    let images = after_cut(&disk, "a");
+    assert!(images.contains(&[block(0), block(2)].concat()));
+    assert!(images.contains(&block(1)));
+}
+
+#[test]
+fn directory_changes_survive_as_a_prefix() {
+    let (disk, _) = disk_with("a");
+    let b = disk.create(&at("b")).unwrap();
+    b.write_at(0, &block(1)).unwrap();
+    b.sync().unwrap();
+    disk.rename(&at("b"), &at("c")).unwrap();
+    disk.remove(&at("a")).unwrap();
+    disk.create(&at("e")).unwrap();
+    disk.remove(&at("e")).unwrap();
+    assert_eq!(names(&disk), ["c"]);
+    let outcomes: BTreeSet<String> = (0..SEEDS)
+        .map(|seed| {
+            let cut = disk.power_cut(seed);
+            // Every name that survives has a file.
+            assert_eq!(image(&cut).len(), names(&cut).len());
+            names(&cut).concat()
+        })
+        .collect();
+    assert!(outcomes.iter().eq(["a", "ab", "ac", "c", "ce"]));
+    disk.sync_dir(Path::new("/d")).unwrap();
+    assert!(after_cut(&disk, "c").iter().all(|i| *i == block(1)));
+}
+
+#[test]
+fn handles_follow_the_file_not_the_name() {
+    let (disk, file) = disk_with("a");
+    disk.rename(&at("a"), &at("b")).unwrap();
+    file.write_at(0, &block(1)).unwrap();
+    assert_eq!(disk.read_file(&at("b")).unwrap(), block(1));
+    disk.remove(&at("b")).unwrap();
+    disk.sync_dir(Path::new("/d")).unwrap();
+    file.sync().unwrap();
+    assert_eq!(file.size().unwrap(), 4096);
+    drop(file);
+    disk.sync_dir(Path::new("/d")).unwrap();
+    assert!(disk.0.lock().inodes.is_empty());
+}
+
+#[test]
+fn a_failed_sync_leaves_data_visible_that_no_later_sync_saves() {
+    let (disk, file) = disk_with("a");
+    file.write_at(0, &block(1)).unwrap();
+    disk.fail_sync_at(disk.syncs());
+    assert_eq!(file.sync().unwrap_err().raw_os_error(), Some(EIO));
+    file.write_at(4096, &block(2)).unwrap();
+    file.sync().unwrap();
+    let visible = [block(1), block(2)].concat();
+    assert_eq!(disk.read_file(&at("a")).unwrap(), visible);
+    assert_eq!(disk.process_kill().read_file(&at("a")).unwrap(), visible);
+    let durable = [block(0), block(2)].concat();
+    assert!(after_cut(&disk, "a").iter().all(|i| *i == durable));
+    // Only writing it again does.
+    file.write_at(0, &block(3)).unwrap();
+    file.sync().unwrap();
+    let durable = [block(3), block(2)].concat();
+    assert_eq!(disk.read_file(&at("a")).unwrap(), durable);
+    assert!(after_cut(&disk, "a").iter().all(|i| *i == durable));
+}
+
+#[test]
+fn capacity_limits_growth_only() {
+    let (disk, file) = disk_with("a");
+    disk.capacity(2 * 4096);
+    file.write_at(0, &block(1)).unwrap();
+    let full = |result: io::Result<()>| {
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    };
+    full(file.write_at(4096, &[2; 8192]));
+    assert_eq!(disk.read_file(&at("a")).unwrap(), block(1));
+    let b = disk.create(&at("b")).unwrap();
+    b.write_at(0, &block(3)).unwrap();
+    full(disk.create(&at("c")).map(drop));
+    full(file.write_at(4096, &block(2)));
+    file.write_at(0, &block(4)).unwrap();
+    disk.remove(&at("b")).unwrap();
+    file.write_at(4096, &block(2)).unwrap();
+    full(disk.process_kill().create(&at("c")).map(drop));
+    disk.capacity(3 * 4096);
+    file.write_at(8192, &block(2)).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_happens_from_the_crash_on() {
+    let (disk, file) = disk_with("a");
+    let reader = disk.open(&at("a"), false).unwrap();
+    let denied = reader.write_at(0, &block(1)).unwrap_err();
+    assert_eq!(denied.kind(), io::ErrorKind::PermissionDenied);
+    let commit = file.clone().commit(0, blocks(1));
+    assert_eq!(disk.operations(), 3);
+    disk.crash_at(4);
+    file.write_at(4096, &block(2)).unwrap();
+    assert!(!disk.crashed());
+    let (result, blocks) = commit.await;
+    assert_eq!(result.unwrap_err().to_string(), "simulated crash");
+    assert_eq!(blocks.as_slice(), block(1));
+    assert!(disk.crashed());
+    assert!(file.write_at(0, &block(3)).is_err() && file.sync().is_err());
+    assert!(disk.create(&at("b")).is_err() && reader.size().is_err());
+    assert_eq!(disk.operations(), 4);
+    assert!(after_cut(&disk, "a").contains(&Vec::new()));
+    let killed = disk.process_kill();
+    assert!(!killed.crashed());
+    assert_eq!(image(&killed)[0].1, [block(1), block(2)].concat());
+}
+
+#[test]
+fn a_killed_process_loses_nothing_until_the_power_fails() {
+    let (disk, file) = disk_with("a");
+    file.write_at(0, &block(1)).unwrap();
+    disk.create(&at("b")).unwrap();
+    let held = disk.lock(&at("lock")).unwrap();
+    let refused = disk.lock(&at("lock")).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+    let killed = disk.process_kill();
+    assert_eq!(image(&killed), image(&disk));
+    killed.lock(&at("lock")).unwrap();
+    assert!(after_cut(&killed, "a").contains(&Vec::new()));
+    assert!((0..SEEDS).any(|seed| names(&killed.power_cut(seed)) == ["a"]));
+    killed.open(&at("a"), true).unwrap().sync().unwrap();
+    assert!(after_cut(&killed, "a").iter().all(|i| *i == block(1)));
+    assert!(after_cut(&disk, "a").contains(&Vec::new()));
+    drop(held);
+    disk.lock(&at("lock")).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_makes_durable_what_its_style_says() {
+    for style in [CommitStyle::DataSyncWrite, CommitStyle::WriteThenSync] {
+        let (disk, file) = disk_with("a");
+        disk.set_commit_style(style);
+        file.write_at(0, &[1; 8192]).unwrap();
+        file.clone().commit(4096, blocks(2)).await.0.unwrap();
+        let written = [block(1), block(2)].concat();
+        assert_eq!(disk.read_file(&at("a")).unwrap(), written);
+        let images = after_cut(&disk, "a");
+        assert!(images.iter().all(|i| i[4096..] == block(2)));
+        let all = images.iter().all(|i| *i == written);
+        assert_eq!(all, style == CommitStyle::WriteThenSync);
+        assert_eq!(disk.commits_in_flight_max(), if all { 1 } else { 4 });
+        // The older write must not come back over the commit.
+        file.sync().unwrap();
+        assert!(after_cut(&disk, "a").iter().all(|i| *i == written));
+    }
+}
+
+/// Runs commits, a failing one too; gives the order of their ends and the images left.
+async fn run(seed: u64) -> (Vec<u64>, Vec<Vec<(PathBuf, Vec<u8>)>>) {
+    let disk = SimDisk::new(seed);
+    disk.write_file(&at("a"), Vec::new());
+    disk.fail_sync_at(2);
+    let ended = Arc::new(Mutex::new(Vec::new()));
+    let tasks = tokio::task::LocalSet::new();
+    let entered = tasks.enter();
+    for n in 0..4 {
+        let (file, ended) = (disk.open(&at("a"), true).unwrap(), ended.clone());
+        let task: Task = Box::new(move || {
+            Box::pin(async move {
+                drop(file.commit(n * 4096, blocks(n as u8 + 1)).await);
+                ended.lock().push(n);
+            })
+        });
+        disk.run_commits("commits", task).unwrap();
+    }
+    drop(entered);
+    tasks.await;
+    disk.open(&at("a"), true)
+        .unwrap()
+        .write_at(16384, &block(9))
+        .unwrap();
+    let images = (0..20).map(|seed| image(&disk.power_cut(seed))).collect();
+    (mem::take(&mut ended.lock()), images)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_seed_decides_everything() {
+    let mut orders = BTreeSet::new();
+    for seed in 0..20 {
+        let first = run(seed).await;
+        assert!(first == run(seed).await);
+        orders.insert(first.0);
+    }
+    assert!(orders.len() > 5);
+}
+
+#[test]
+fn short_reads_still_get_to_the_end() {
+    let (disk, file) = disk_with("a");
+    let bytes: Vec<u8> = (0..40960u32).map(|i| (i / 7) as u8).collect();
+    file.write_at(0, &bytes).unwrap();
+    disk.short_reads(3);
+    let mut lens = BTreeSet::new();
+    for _ in 0..100 {
+        let mut into = block(0).repeat(10);
+        lens.insert(file.read_at(0, &mut into).unwrap());
+        let got = crate::disk::read_blocks(&*file, 0, 40960).unwrap();
+        assert!(got.as_slice() == bytes);
+        assert_eq!(file.read_at(40960, &mut into).unwrap(), 0);
+    }
+    assert!(!lens.contains(&0) && lens.iter().any(|len| len % 4096 != 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_passes_with_the_runtime() {
+    let (clock, (disk, file)) = (SimClock::new(5), disk_with("a"));
+    assert_ne!(clock.random(), clock.random());
+    disk.slow_syncs(Duration::from_secs(1));
+    disk.fail_write_at(1);
+    file.clone().commit(0, blocks(1)).await.0.unwrap();
+    assert!((1000..1020).contains(&clock.now().as_millis()));
+    let (result, _) = file.clone().commit(0, blocks(2)).await;
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
+    file.write_at(0, &block(3)).unwrap();
+    disk.flip_bit(&at("a"), 8 * 10 + 1);
+    assert_eq!(disk.read_file(&at("a")).unwrap()[9..11], [3, 1]);
+    assert_eq!(
+        disk.fork().power_cut(0).read_file(&at("a")).unwrap().len(),
+        4096
+    );
+}
+
+#[test]
+#[should_panic(expected = "not whole blocks")]
+fn odd_writes_are_a_bug() {
+    drop(disk_with("a").1.write_at(512, &block(0)));
+}
