@@ -46,6 +46,8 @@ pub trait Disk: Send + Sync + 'static {
     /// Holds `path` for this process until the guard is dropped.
     /// [`io::ErrorKind::WouldBlock`] if another process holds it.
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>>;
+    /// Whether a process holds `path`; not if there is no such file.
+    fn is_locked(&self, path: &Path) -> io::Result<bool>;
     /// Starts the task that commits; its files' [`DiskFile::commit`] is called only there.
     fn run_commits(&self, name: &str, task: Task) -> io::Result<()>;
     /// Starts a task that may block on this disk.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use bytes::{Buf, Bytes};
 
 use crate::format::{FooterMeta, FooterPlace, FooterRun, FooterStream, Kind};
-use crate::position::StreamId;
+use crate::position::{LogIndex, StreamId};
 
 /// Where an entry's record lies in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +103,18 @@ impl Effects {
             }
         }
         self.footer_bytes += grown;
+    }
+
+    /// Whose record starts at `offset`, if it is an entry that counts.
+    pub(crate) fn entry_at(&self, offset: u32) -> Option<(StreamId, Option<LogIndex>)> {
+        self.streams.iter().find_map(|(&id, stream)| {
+            let mut entries = stream
+                .runs
+                .iter()
+                .flat_map(|run| (run.first..).zip(&run.places));
+            let (index, _) = entries.find(|(_, place)| place.offset == offset)?;
+            Some((id, Some(LogIndex(index))))
+        })
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

@@ -183,7 +183,7 @@ layout! {
         footer_bytes: u32,
         footer_crc: u32,
         first_segment: u32,
-        reserved: u32,
+        last_flags: u32,
         first_seq: u64,
         last_seq: u64,
         last_epoch: u64,

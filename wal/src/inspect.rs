@@ -5,12 +5,12 @@ use std::path::Path;
 
 use crate::blocks::BLOCK_BYTES;
 use crate::disk::{Disk, read_blocks};
-use crate::error::WalError;
+use crate::error::{Damage, Finding, WalError};
 use crate::format::{
     BadStart, Kind, LOCK_NAME, SegmentHeader, Trailer, segment_name, segment_of_name,
 };
 use crate::position::{LogIndex, Lsn, SegmentId, StreamId};
-use crate::recovery::recover;
+use crate::recovery::{read_footer, recover};
 
 pub use crate::recovery::Depth;
 
@@ -34,6 +34,8 @@ pub struct SegmentFacts {
     pub header_problem: Option<String>,
     /// What its footer says, if it has one.
     pub seal: Option<SealFacts>,
+    /// Where its footer is and is damaged. A node reads the records instead.
+    pub damaged_footer: Option<Damage>,
 }
 
 /// What a sealed segment says of itself.
@@ -56,6 +58,8 @@ pub struct LogFacts {
     pub log: u128,
     /// The oldest and the newest segment with commits.
     pub segments: (SegmentId, SegmentId),
+    /// The oldest segment that the log needs; older ones wait to be used again.
+    pub first_needed: SegmentId,
     /// Number of the last commit.
     pub last_seq: u64,
     /// How often the log was opened.
@@ -126,14 +130,8 @@ pub fn decision_table() -> Vec<[String; 3]> {
 /// Whether a process has the log open.
 pub fn is_in_use(disk: &dyn Disk, dir: &Path) -> Result<bool, WalError> {
     let lock = dir.join(LOCK_NAME);
-    if disk.open(&lock, false).is_err() {
-        return Ok(false);
-    }
-    match disk.lock(&lock) {
-        Ok(_) => Ok(false),
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(true),
-        Err(error) => Err(WalError::io(lock.display().to_string(), error)),
-    }
+    disk.is_locked(&lock)
+        .map_err(|error| WalError::io(lock.display().to_string(), error))
 }
 
 /// Looks at the log in `dir`; `None` if there is none.
@@ -171,6 +169,7 @@ pub fn dump(
             node: found.identity.node,
             log: found.identity.log,
             segments: (found.segments[0].id, found.end.segment()),
+            first_needed: SegmentId(found.chain.first_segment.max(1)),
             last_seq: found.chain.seq,
             epoch: found.chain.epoch,
             end: found.end,
@@ -225,6 +224,7 @@ fn survey(disk: &dyn Disk, dir: &Path) -> Result<Vec<SegmentFacts>, WalError> {
                 file_bytes,
                 header_problem: None,
                 seal: None,
+                damaged_footer: None,
             };
             if file_bytes < 2 * BLOCK_BYTES as u64 || file_bytes % BLOCK_BYTES as u64 != 0 {
                 facts.header_problem = Some("impossible size".to_owned());
@@ -236,16 +236,27 @@ fn survey(disk: &dyn Disk, dir: &Path) -> Result<Vec<SegmentFacts>, WalError> {
                 Err(BadStart::Version(version)) => {
                     facts.header_problem = Some(format!("format version {version}"));
                 }
-                Ok(header) => {
+                Ok(header) if u64::from(header.segment_bytes) == file_bytes => {
                     let trailer_at = file_bytes - BLOCK_BYTES as u64;
                     let last = read_blocks(&*file, trailer_at, BLOCK_BYTES).map_err(at)?;
-                    facts.seal =
-                        Trailer::read(last.as_slice(), header.salt, id).map(|trailer| SealFacts {
-                            first_seq: trailer.first_seq,
-                            last_seq: trailer.last_seq,
-                            end: trailer.end,
-                        });
+                    let Some(trailer) = Trailer::read(last.as_slice(), header.salt, id) else {
+                        return Ok(facts);
+                    };
+                    facts.seal = Some(SealFacts {
+                        first_seq: trailer.first_seq,
+                        last_seq: trailer.last_seq,
+                        end: trailer.end,
+                    });
+                    if read_footer(&*file, &header, &trailer)
+                        .map_err(at)?
+                        .is_none()
+                    {
+                        let end = trailer.end as usize;
+                        let what = "the footer is damaged (it can be made again from the records)";
+                        facts.damaged_footer = Some(Finding::new(id, end, what).in_dir(dir));
+                    }
                 }
+                Ok(_) => facts.header_problem = Some("another size than the file's".to_owned()),
             }
             Ok(facts)
         })

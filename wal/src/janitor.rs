@@ -457,6 +457,7 @@ impl Shared {
             first_seq: full.first_seq,
             last_seq: full.last_seq,
             last_epoch: full.last_epoch,
+            last_flags: full.last_flags,
             ..Trailer::default()
         };
         let mut blocks = Blocks::default();

@@ -23,12 +23,13 @@ use crate::disk::Disk;
 use crate::effects::Effects;
 use crate::error::WalError;
 use crate::format::{
-    CommitHeader, FIRST_COMMIT, IDENTITY_NAME, Identity, LOCK_NAME, segment_bytes_valid,
-    segment_name,
+    CommitHeader, FIRST_COMMIT, IDENTITY_NAME, Identity, LOCK_NAME, RESERVE_NAME,
+    segment_bytes_valid, segment_name,
 };
 use crate::janitor::{Janitor, Job};
 use crate::position::{LogIndex, SegmentId, StreamId};
 use crate::recovery::{Depth, Recovered, recover};
+use crate::scan::Chain;
 use crate::segments::{Full, SegmentFile, SegmentTable};
 use crate::stream::{Bounds, Cell, LiveChange, Stream};
 use crate::writer::{QueuedOp, Request, Start, Writer};
@@ -440,6 +441,22 @@ impl Wal {
 /// What a queued request costs besides its records.
 const REQUEST_BYTES: usize = 256;
 
+/// The directory is ours until the last task that writes to it has ended.
+struct Held {
+    lock: Option<Box<dyn Any + Send + Sync>>,
+    end: Option<oneshot::Sender<()>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.lock = None;
+        if let Some(end) = self.end.take() {
+            // Nobody waits for the end: fine.
+            let _ = end.send(());
+        }
+    }
+}
+
 /// How a log starts to run.
 struct Plan {
     opened: Opened,
@@ -481,8 +498,7 @@ impl Shared {
                 end: FIRST_COMMIT,
                 effects: Effects::default(),
                 first_seq: 1,
-                seq: 0,
-                epoch: 1,
+                last: Chain::default(),
             },
             spares: Vec::new(),
             unsealed: Vec::new(),
@@ -545,6 +561,7 @@ impl Shared {
                     first_seq: segment.first_seq,
                     last_seq: segment.chain.seq,
                     last_epoch: segment.chain.epoch,
+                    last_flags: segment.chain.flags,
                     first_segment: segment.chain.first_segment.max(1),
                     end: segment.end,
                 });
@@ -569,13 +586,24 @@ impl Shared {
                     0 => found.chain.seq + 1,
                     first => first,
                 },
-                seq: found.chain.seq,
-                epoch: found.chain.epoch + 1,
+                last: found.chain,
             },
             spares: self.keep_spares(found.spares)?,
             unsealed,
-            has_reserve: found.has_reserve,
+            has_reserve: found.has_reserve && self.keep_reserve()?,
         })
+    }
+
+    /// Whether the reserve has the size that is wanted now; else it goes.
+    fn keep_reserve(&self) -> Result<bool, WalError> {
+        let path = self.config.dir.join(RESERVE_NAME);
+        let size = self.disk.open(&path, false).and_then(|file| file.size());
+        let size = size.map_err(|error| WalError::io(path.display().to_string(), error))?;
+        if size != u64::from(self.config.segment_bytes) {
+            self.remove(RESERVE_NAME)?;
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     /// Spares are used as they are, if they have the size that is wanted now.
@@ -639,6 +667,11 @@ impl Shared {
             plan.has_reserve,
         );
         let (end, ended) = oneshot::channel();
+        let held = Arc::new(Held {
+            lock: Some(lock),
+            end: Some(end),
+        });
+        let held_by_janitor = Arc::clone(&held);
         let at = |what: &'static str| move |error| WalError::io(what, error);
         self.disk
             .run_background(
@@ -646,9 +679,7 @@ impl Shared {
                 Box::new(move || {
                     Box::pin(async move {
                         janitor.run().await;
-                        drop(lock);
-                        // Nobody waits for the end: fine.
-                        let _ = end.send(());
+                        drop(held_by_janitor);
                     })
                 }),
             )
@@ -659,7 +690,10 @@ impl Shared {
                 "wal-commit",
                 Box::new(move || {
                     let writer = Writer::new(shared, start, request_queue, ready_queue, jobs);
-                    Box::pin(writer.run())
+                    Box::pin(async move {
+                        writer.run().await;
+                        drop(held);
+                    })
                 }),
             )
             .map_err(at("starting the commit thread"))?;

@@ -158,69 +158,20 @@ pub(crate) fn recover(
         identity,
         image: Blocks::default(),
     };
-    let mut files = walk.open_all(&names.segments)?;
-    let mut chain = Chain::default();
-    let mut replay = Replay::default();
-    let mut used = 0;
-    let mut cut = false;
-    while used < files.len() {
-        let next_exists = used + 1 < files.len();
-        match walk.segment(&mut files, used, &mut chain, visit)? {
-            After::Next if !next_exists => {
-                let missing = files[used].id.next();
-                return Err(walk.missing(missing, "the segment after a sealed one is missing"));
-            }
-            After::Next => {}
-            After::End { cut: was_cut } => {
-                cut = was_cut;
-                break;
-            }
-        }
-        replay.absorb(files[used].id, &files[used].effects);
-        if files[used].sealed {
-            files[used].effects = Effects::default();
-        }
-        used += 1;
-    }
-    let last = files
-        .get(used)
-        .ok_or_else(|| walk.missing(SegmentId(1), "there is no segment"))?;
-    replay.absorb(last.id, &last.effects);
-    let (start, end) = (files[0].id, Lsn::new(last.id, last.end));
-    let needed = match chain.seq {
-        // Not one commit says where the log begins. Only a new log is like that.
-        0 => start.0 - 1,
-        _ => chain.first_segment,
+    let damage = match walk.log(&names, SegmentId(1), visit) {
+        Err(WalError::Damaged(damage)) => damage,
+        result => return result.map(Some),
     };
-    let missing = (needed.max(1)..start.0)
-        .map(SegmentId)
-        .find(|id| !names.segments.contains(id));
-    if let Some(missing) = missing {
-        return Err(walk.missing(missing, "a segment is missing"));
+    // What is damaged may not be needed any more: then the log can be
+    // followed from the segment behind it, and says that it begins there.
+    let name = damage.file.file_name().and_then(|name| name.to_str());
+    let damaged = name.and_then(segment_of_name).flatten();
+    match damaged.map(SegmentId::next) {
+        Some(behind) if walk.log(&names, behind, &mut |_, _, _, _| {}).is_ok() => {
+            walk.log(&names, behind, visit).map(Some)
+        }
+        _ => Err(WalError::Damaged(damage)),
     }
-    let mut litter = names.litter;
-    litter.extend(
-        names
-            .segments
-            .iter()
-            .filter(|&&id| id < start)
-            .map(|&id| segment_name(id)),
-    );
-    let streams = replay
-        .finish(last.id)
-        .map_err(|finding| finding.in_dir(dir))?;
-    let spares = files.split_off(used + 1);
-    Ok(Some(Recovered {
-        identity: walk.identity,
-        segments: files,
-        spares,
-        streams,
-        chain,
-        end,
-        litter,
-        has_reserve: names.has_reserve,
-        cut,
-    }))
 }
 
 /// What the directory holds.
@@ -307,8 +258,13 @@ fn any_commit(disk: &dyn Disk, dir: &Path, names: &Names) -> Result<bool, WalErr
         let path = dir.join(segment_name(id));
         let start = disk
             .open(&path, false)
-            .and_then(|file| read_blocks(&*file, 0, 2 * BLOCK_BYTES))
-            .map_err(|error| WalError::io(format!("reading {}", path.display()), error))?;
+            .and_then(|file| read_blocks(&*file, 0, 2 * BLOCK_BYTES));
+        let start = match start {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(true),
+            start => {
+                start.map_err(|error| WalError::io(format!("reading {}", path.display()), error))?
+            }
+        };
         let (header, commit) = start.as_slice().split_at(BLOCK_BYTES);
         let commits = SegmentHeader::read(header).is_ok_and(|header| {
             CommitHeader::read(commit, header.salt, id, FIRST_COMMIT).is_some()
@@ -336,15 +292,86 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
+    /// The log in the segments from `from` on.
+    fn log(
+        &mut self,
+        names: &Names,
+        from: SegmentId,
+        visit: Visit<'_>,
+    ) -> Result<Recovered, WalError> {
+        let mut files = self.open_all(&names.segments, from)?;
+        let mut chain = Chain::default();
+        let mut replay = Replay::default();
+        let mut used = 0;
+        let mut cut = false;
+        while used < files.len() {
+            let next_exists = used + 1 < files.len();
+            match self.segment(&mut files, used, &mut chain, visit)? {
+                After::Next if !next_exists => {
+                    let missing = files[used].id.next();
+                    return Err(self.missing(missing, "the segment after a sealed one is missing"));
+                }
+                After::Next => {}
+                After::End { cut: was_cut } => {
+                    cut = was_cut;
+                    break;
+                }
+            }
+            replay.absorb(files[used].id, &files[used].effects);
+            if files[used].sealed {
+                files[used].effects = Effects::default();
+            }
+            used += 1;
+        }
+        let last = files
+            .get(used)
+            .ok_or_else(|| self.missing(SegmentId(1), "there is no segment"))?;
+        replay.absorb(last.id, &last.effects);
+        let (start, end) = (files[0].id, Lsn::new(last.id, last.end));
+        let needed = match chain.seq {
+            // Not one commit says where the log begins. Only a new log is like that.
+            0 => start.0 - 1,
+            _ => chain.first_segment,
+        };
+        if needed.max(1) < start.0 {
+            let mut before = (needed.max(1)..start.0).map(SegmentId);
+            let missing = before.find(|id| !names.segments.contains(id));
+            return Err(self.missing(missing.unwrap_or(start), "a segment is missing"));
+        }
+        let mut litter = names.litter.clone();
+        litter.extend(
+            names
+                .segments
+                .iter()
+                .filter(|&&id| id < start)
+                .map(|&id| segment_name(id)),
+        );
+        let streams = replay
+            .finish(last.id)
+            .map_err(|finding| finding.in_dir(self.dir))?;
+        let spares = files.split_off(used + 1);
+        Ok(Recovered {
+            identity: self.identity,
+            segments: files,
+            spares,
+            streams,
+            chain,
+            end,
+            litter,
+            has_reserve: names.has_reserve,
+            cut,
+        })
+    }
+
     fn missing(&self, id: SegmentId, what: &str) -> WalError {
         Finding::new(id, 0, what).in_dir(self.dir).into()
     }
 
     /// Opens the segments that follow each other up to the newest one; older
     /// ones behind a gap are only needed if a commit says so.
-    fn open_all(&self, ids: &[SegmentId]) -> Result<Vec<Segment>, WalError> {
+    fn open_all(&self, ids: &[SegmentId], from: SegmentId) -> Result<Vec<Segment>, WalError> {
         let mut segments = Vec::new();
-        for &id in ids.iter().rev() {
+        for &id in ids.iter().rev().filter(|&&id| id >= from) {
             let follows = segments
                 .last()
                 .is_none_or(|newer: &Segment| id.next() == newer.id);
@@ -424,7 +451,7 @@ impl Walk<'_> {
                 seq: trailer.last_seq,
                 epoch: trailer.last_epoch,
                 first_segment: trailer.first_segment,
-                flags: 0,
+                flags: trailer.last_flags,
             };
             (file.sealed, file.end) = (true, trailer.end);
             (file.first_seq, file.chain) = (trailer.first_seq, *chain);
@@ -444,13 +471,26 @@ impl Walk<'_> {
 
         if let Some((trailer, effects)) = footer {
             file.sealed = true;
-            let whole = (trailer.end, trailer.last_seq) == (file.end, chain.seq);
-            if whole && effects.streams == file.effects.streams {
+            let whole = trailer.end == file.end;
+            let told = Chain {
+                seq: trailer.last_seq,
+                epoch: trailer.last_epoch,
+                first_segment: trailer.first_segment,
+                flags: trailer.last_flags,
+            };
+            if whole
+                && (told, trailer.first_seq) == (*chain, file.first_seq)
+                && effects.streams == file.effects.streams
+            {
                 return Ok(After::Next);
             }
             // A footer is written when all before it is durable.
             return Err(match scanned.stopped_by {
-                Found::Torn(finding) => finding,
+                // The footer knows better than a damaged record whose it is.
+                Found::Torn(finding) => Finding {
+                    entry: effects.entry_at(finding.at.offset()).or(finding.entry),
+                    ..finding
+                },
                 _ if whole => Finding::new(
                     id,
                     trailer.end as usize,
@@ -531,29 +571,19 @@ impl Walk<'_> {
         let Some(trailer) = Trailer::read(block.as_slice(), file.header.salt, file.id) else {
             return Ok(None);
         };
-        let fits = u64::from(trailer.end) + u64::from(trailer.footer_bytes) <= trailer_at
-            && (trailer.end as usize).is_multiple_of(BLOCK_BYTES)
-            && (chain.seq == 0 || trailer.first_seq == chain.seq + 1)
+        let fits = (chain.seq == 0 || trailer.first_seq == chain.seq + 1)
             && trailer.last_epoch >= chain.epoch;
         if !fits {
             return Ok(None);
         }
-        let bytes = trailer.footer_bytes as usize;
-        let blocks = read_blocks(
-            &*file.file,
-            u64::from(trailer.end),
-            bytes.next_multiple_of(BLOCK_BYTES),
-        )
-        .map_err(reading)?;
-        let footer = Bytes::from_owner(blocks).slice(..bytes);
-        if Trailer::footer_crc(&footer, file.header.salt) != trailer.footer_crc {
+        let effects = read_footer(&*file.file, &file.header, &trailer).map_err(reading)?;
+        if effects.is_none() {
             tracing::warn!(
                 "the footer of {} is damaged: reading the segment instead",
                 segment_name(file.id)
             );
-            return Ok(None);
         }
-        Ok(Effects::decode(footer).map(|effects| (trailer, effects)))
+        Ok(effects.map(|effects| (trailer, effects)))
     }
 
     fn load(&mut self, file: &Segment) -> Result<(), WalError> {
@@ -561,6 +591,25 @@ impl Walk<'_> {
         read_into(&*file.file, 0, self.image.as_mut_slice())
             .map_err(|error| WalError::io(format!("reading {}", segment_name(file.id)), error))
     }
+}
+
+/// The footer that a trailer points to, unless it is damaged.
+pub(crate) fn read_footer(
+    file: &dyn DiskFile,
+    header: &SegmentHeader,
+    trailer: &Trailer,
+) -> std::io::Result<Option<Effects>> {
+    let (end, bytes) = (u64::from(trailer.end), trailer.footer_bytes as usize);
+    let blocks = bytes.next_multiple_of(BLOCK_BYTES);
+    let room = u64::from(header.segment_bytes) - BLOCK_BYTES as u64;
+    if end + blocks as u64 > room || !end.is_multiple_of(BLOCK_BYTES as u64) {
+        return Ok(None);
+    }
+    let footer = Bytes::from_owner(read_blocks(file, end, blocks)?).slice(..bytes);
+    if Trailer::footer_crc(&footer, header.salt) != trailer.footer_crc {
+        return Ok(None);
+    }
+    Ok(Effects::decode(footer))
 }
 
 fn image<'a>(file: &Segment, bytes: &'a Blocks) -> Image<'a> {

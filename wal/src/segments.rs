@@ -28,6 +28,7 @@ pub(crate) struct Full {
     pub(crate) first_seq: u64,
     pub(crate) last_seq: u64,
     pub(crate) last_epoch: u64,
+    pub(crate) last_flags: u32,
     pub(crate) first_segment: u32,
     pub(crate) end: u32,
 }

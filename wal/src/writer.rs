@@ -26,6 +26,7 @@ use crate::format::{CommitHeader, Digest, FIRST_COMMIT, Kind, RecordHeader};
 use crate::janitor::Job;
 use crate::log::Shared;
 use crate::position::{Lsn, SegmentId, StreamId};
+use crate::scan::Chain;
 use crate::segments::{Full, SegmentFile};
 use crate::stream::{Cell, LiveChange, Logged, Slot};
 
@@ -74,8 +75,8 @@ pub(crate) struct Start {
     pub(crate) end: u32,
     pub(crate) effects: Effects,
     pub(crate) first_seq: u64,
-    pub(crate) seq: u64,
-    pub(crate) epoch: u64,
+    /// The last commit of the run before.
+    pub(crate) last: Chain,
 }
 
 pub(crate) struct Writer {
@@ -90,8 +91,8 @@ pub(crate) struct Writer {
     effects: Effects,
     first_seq: u64,
 
-    /// Of the last commit composed.
-    seq: u64,
+    /// The last commit composed, or the last one of the run before.
+    last: Chain,
     epoch: u64,
     /// Everything before is durable.
     durable: Lsn,
@@ -169,8 +170,8 @@ impl Writer {
             end: start.end,
             effects: start.effects,
             first_seq: start.first_seq,
-            seq: start.seq,
-            epoch: start.epoch,
+            last: start.last,
+            epoch: start.last.epoch + 1,
             requests,
             ready,
             jobs,
@@ -267,12 +268,13 @@ impl Writer {
             file,
             effects: std::mem::take(&mut self.effects),
             first_seq: self.first_seq,
-            last_seq: self.seq,
-            last_epoch: self.epoch,
-            first_segment: self.shared.first_segment.load(Relaxed),
+            last_seq: self.last.seq,
+            last_epoch: self.last.epoch,
+            last_flags: self.last.flags,
+            first_segment: self.last.first_segment.max(1),
             end: std::mem::replace(&mut self.end, FIRST_COMMIT),
         });
-        self.first_seq = self.seq + 1;
+        self.first_seq = self.last.seq + 1;
         self.seal_durable();
     }
 
@@ -290,7 +292,7 @@ impl Writer {
 
     /// Composes one commit of all the requests and submits it.
     fn commit(&mut self, requests: Vec<Request>) {
-        self.seq += 1;
+        let seq = self.last.seq + 1;
         let started = self.shared.clock.now();
         let start = self.end;
         let mut commit = Commit {
@@ -306,7 +308,7 @@ impl Writer {
         commit.blocks.clear();
         commit.blocks.put(&[0; CommitHeader::BYTES]);
         let mut in_flight = InFlight {
-            seq: self.seq,
+            seq,
             end: Lsn(0),
             started,
             durable: false,
@@ -335,7 +337,7 @@ impl Writer {
         let record_bytes = commit.blocks.len() - CommitHeader::BYTES;
         let header = CommitHeader {
             lsn: Lsn::new(self.active.id, start).0,
-            seq: self.seq,
+            seq,
             epoch: self.epoch,
             durable: self.durable.0,
             first_segment: self.shared.first_segment.load(Relaxed),
@@ -359,7 +361,7 @@ impl Writer {
         in_flight.record_bytes = record_bytes;
         in_flight.written_bytes = blocks.len();
         self.in_flight.push_back(in_flight);
-        let seq = self.seq;
+        self.last.follow(&header);
         let committed = Arc::clone(&self.active.file).commit(u64::from(start), blocks);
         self.running.push(Box::pin(async move {
             let (result, blocks) = committed.await;

@@ -168,8 +168,20 @@ impl Disk for RealDisk {
             .truncate(false)
             .open(path)?;
         match file.try_lock() {
-            Ok(()) => Ok(Box::new(file)),
+            Ok(()) => Ok(Box::new(Locked(file))),
             Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    fn is_locked(&self, path: &Path) -> io::Result<bool> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            file => file?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(false),
+            Err(TryLockError::WouldBlock) => Ok(true),
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
@@ -208,6 +220,18 @@ impl Disk for RealDisk {
 
     fn describe(&self) -> String {
         self.description.clone()
+    }
+}
+
+/// A locked file. Closing it is not enough to unlock it: a child process that
+/// is just being started has a copy of the descriptor.
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.unlock() {
+            tracing::warn!("a lock could not be released: {error}");
+        }
     }
 }
 

@@ -315,6 +315,12 @@ impl Disk for SimDisk {
         Ok(Box::new(guard))
     }
 
+    fn is_locked(&self, path: &Path) -> io::Result<bool> {
+        let state = self.0.lock();
+        state.alive()?;
+        Ok(state.locks.get(path).is_some_and(|l| l.strong_count() > 0))
+    }
+
     fn run_commits(&self, _name: &str, task: Task) -> io::Result<()> {
         tokio::task::spawn_local(task());
         Ok(())

@@ -169,3 +169,44 @@ fn nothing_acknowledged_is_lost_by_a_crash_at_any_write_or_sync() {
     println!("{checked} crashes checked");
     assert!(checked > 4000, "only {checked} crashes");
 }
+
+/// Opening alone must never bring back what an earlier opening has cut: the
+/// commits of a run whose first commit was lost are not those of the next run.
+#[test]
+fn a_cut_tail_stays_dead_however_often_the_log_is_opened() {
+    let mut cut = 0;
+    for seed in 0..400 {
+        simulate(async {
+            let mut rng = Rng::new(seed);
+            let disk = SimDisk::new(seed);
+            let (wal, _) = open_sim(&disk, seed).unwrap();
+            let mut history = History::new(Twin::default());
+            history.write(&wal, &mut rng, &SMALL, 5).await;
+            wal.close().await;
+
+            // A run that dies soon after it was opened, with all it has in flight.
+            let disk = disk.process_kill();
+            disk.crash_at(2 + rng.below(12));
+            if let Ok((wal, _)) = open_sim(&disk, seed + 1) {
+                history.write(&wal, &mut rng, &SMALL, 4).await;
+                wal.close().await;
+            }
+            let mut disk = disk.power_cut(rng.next_u64());
+            let mut states = Vec::new();
+            for generation in 0..4 {
+                let (wal, opened) = open_sim(&disk, seed + generation).unwrap();
+                cut += u64::from(opened.cut);
+                states.push(Twin::of(&wal).unwrap());
+                // Its first commit is durable, and nothing else was written.
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                disk = disk.power_cut(rng.next_u64());
+                drop(wal);
+            }
+            assert!(
+                states.iter().all(|state| *state == states[0]),
+                "seed {seed}"
+            );
+        });
+    }
+    assert!(cut > 20, "only {cut} tails were cut");
+}

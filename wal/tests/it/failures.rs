@@ -298,3 +298,59 @@ fn no_space_at_all_is_said_when_the_log_is_made() {
         open_sim(&disk, 5).unwrap();
     });
 }
+
+/// A reserve that was made for another segment size is not used.
+#[test]
+fn a_full_disk_after_a_change_of_segment_size_leaves_a_log_that_opens() {
+    for (before, after) in [(64 << 10, 128 << 10), (128 << 10, 64 << 10)] {
+        simulate(async {
+            let disk = SimDisk::new(6);
+            let config = |segment_bytes| Config {
+                segment_bytes,
+                ..small_config(&dir())
+            };
+            let open = |segment_bytes, disk: &SimDisk| {
+                open_with(config(segment_bytes), Arc::new(disk.clone()), 1)
+            };
+            let (wal, _) = open(before, &disk).unwrap();
+            wal.commit(entry(1, 0, 500)).await.unwrap();
+            settle().await;
+            wal.close().await;
+            disk.capacity(1 << 20);
+            let (wal, _) = open(after, &disk).unwrap();
+            let full_at = fill(&wal, 1).await;
+            let killed = disk.process_kill();
+            drop(wal);
+            let (wal, _) = open(after, &killed).unwrap();
+            assert_eq!(wal.bounds(StreamId(1)).unwrap().1, LogIndex(full_at));
+        });
+    }
+}
+
+/// The directory stays locked while anything may still write to it, also
+/// after a failure in the background.
+#[test]
+fn a_failed_log_keeps_its_directory_until_it_is_closed() {
+    simulate(async {
+        let disk = SimDisk::new(7);
+        let (wal, _) = open_sim(&disk, 7).unwrap();
+        settle().await;
+        // The next sync of the janitor fails, not one of a commit.
+        let next = disk.syncs();
+        for sync in next + 30..next + 40 {
+            disk.fail_sync_at(sync);
+        }
+        let mut next = 0;
+        while wal.failure().is_none() {
+            let _ = wal.commit(entry(1, next, 3000)).await;
+            next += 1;
+        }
+        settle().await;
+        assert!(matches!(open_sim(&disk, 8), Err(WalError::Locked(_))));
+        wal.close().await;
+        assert!(!matches!(
+            open_sim(&disk.process_kill(), 9),
+            Err(WalError::Locked(_))
+        ));
+    });
+}

@@ -393,3 +393,52 @@ fn damage_to_the_last_batch_of_a_closed_log_is_not_taken_for_a_torn_tail() {
     );
     assert_eq!(damage(&disk).stream, Some(StreamId(9)));
 }
+
+/// Released segments wait to be used again; damage to them harms nobody.
+#[test]
+fn damage_to_a_segment_that_is_not_needed_any_more_does_not_count() {
+    simulate(async {
+        let disk = SimDisk::new(5);
+        let (wal, _) = open_still(&disk, 5).unwrap();
+        for index in 0..200u64 {
+            let mut batch = Batch::new();
+            batch.append(
+                StreamId(1),
+                LogIndex(index),
+                vec![Bytes::from(vec![1; 3000])],
+            );
+            if index == 190 {
+                batch.purge_below(StreamId(1), LogIndex(190));
+            }
+            wal.commit(batch).await.unwrap();
+        }
+        let twin = Twin::of(&wal).unwrap();
+        let disk = disk.process_kill();
+        let ids: Vec<_> = disk
+            .paths()
+            .iter()
+            .filter_map(|path| path.file_stem()?.to_str()?.parse::<u32>().ok())
+            .collect();
+        let facts = inspect(&disk, &dir(), Depth::Footers)
+            .unwrap()
+            .unwrap()
+            .log
+            .unwrap();
+        let needed = facts.first_needed.0;
+        let unneeded: Vec<_> = ids.into_iter().filter(|&id| id < needed).collect();
+        assert!(!unneeded.is_empty(), "some segments wait to be used again");
+        for id in unneeded {
+            for offset in [50, 3 * BLOCK_BYTES as u64 + 50] {
+                let disk = disk.fork();
+                disk.flip_bit(&segment(id), offset * 8);
+                let (wal, _) = open_still(&disk, 6).unwrap();
+                assert_eq!(Twin::of(&wal).unwrap(), twin, "segment {id}");
+                let checked = inspect(&disk.fork(), &dir(), Depth::Everything);
+                checked.unwrap().unwrap().log.unwrap();
+            }
+        }
+        let needed = disk.fork();
+        needed.flip_bit(&segment(facts.first_needed.0), 50 * 8);
+        assert!(matches!(open_still(&needed, 7), Err(WalError::Damaged(_))));
+    });
+}

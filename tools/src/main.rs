@@ -1,0 +1,52 @@
+//! `pontoonctl`: looks at what Pontoon left on a disk.
+//!
+//! Kept true: nothing is changed, and the exit code is the verdict. 0: what
+//! was looked at is clean; 1: it is damaged; 2: it could not be looked at.
+
+#![forbid(unsafe_code)]
+
+mod wal;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::wal::{Verdict, WalCommand};
+
+/// Looks at Pontoon's files. Changes nothing.
+#[derive(Parser)]
+#[command(
+    name = "pontoonctl",
+    version,
+    after_help = "Exit codes: 0 clean, 1 damaged, 2 could not look (usage, I/O, in use).\n\
+                  Example: pontoonctl wal check /var/lib/pontoon/wal"
+)]
+struct Cli {
+    #[command(subcommand)]
+    area: Area,
+}
+
+#[derive(Subcommand)]
+enum Area {
+    /// The log of a node
+    #[command(subcommand)]
+    Wal(WalCommand),
+}
+
+fn main() -> ExitCode {
+    let Area::Wal(command) = Cli::parse().area;
+    match wal::run(&command) {
+        Ok(Verdict::Clean) => ExitCode::SUCCESS,
+        Ok(Verdict::Damaged) => ExitCode::from(1),
+        Err(error) => {
+            say(&format!("pontoonctl: {error}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// A line for the human, beside the output. Nobody may be listening: fine.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
