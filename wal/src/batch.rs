@@ -1,6 +1,7 @@
 //! What is asked of the log in one go: whole or absent after a crash.
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use crate::effects::Effects;
 use crate::format::{CommitHeader, RecordHeader};
@@ -10,7 +11,7 @@ use crate::stream::Slot;
 /// Changes to one or many streams that become durable together.
 #[derive(Debug, Default)]
 pub struct Batch {
-    pub(crate) ops: Vec<Op>,
+    pub(crate) ops: SmallVec<[Op; 1]>,
     /// At least the bytes of its records.
     pub(crate) record_bytes: usize,
     /// At least what it adds to a segment's footer.

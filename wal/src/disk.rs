@@ -71,8 +71,9 @@ pub trait DiskFile: Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// Writes `blocks` and makes them durable, without regard to other writes.
     /// Submitted when called, done when the future is; several may be in flight
-    /// and may finish in any order.
-    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks) -> Committed;
+    /// and may finish in any order. With `alone`, the caller has nothing else
+    /// to do meanwhile, and the call itself may take as long as the write.
+    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks, alone: bool) -> Committed;
 }
 
 /// Reads exactly `bytes` (a multiple of the block size) at `offset`, however

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use bytes::{Buf, Bytes};
+use rustc_hash::FxHashMap;
 
 use crate::format::{FooterMeta, FooterPlace, FooterRun, FooterStream, Kind};
 use crate::position::{LogIndex, StreamId};
@@ -47,7 +48,7 @@ pub(crate) struct StreamEffects {
 /// Effects on all streams that the segment touched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {
-    pub(crate) streams: BTreeMap<StreamId, StreamEffects>,
+    pub(crate) streams: FxHashMap<StreamId, StreamEffects>,
     /// Upper bound of the encoded length.
     footer_bytes: usize,
 }
@@ -120,7 +121,9 @@ impl Effects {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.footer_bytes());
         out.extend((self.streams.len() as u32).to_le_bytes());
-        for (id, stream) in &self.streams {
+        let mut streams: Vec<_> = self.streams.iter().collect();
+        streams.sort_unstable_by_key(|(id, _)| **id);
+        for (id, stream) in streams {
             let flag = |set: bool, flag| if set { flag } else { 0 };
             let header = FooterStream {
                 stream: id.0,

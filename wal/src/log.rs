@@ -5,7 +5,6 @@
 //! stays within the configuration.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -13,6 +12,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::batch::{Batch, Op};
@@ -123,7 +124,7 @@ pub(crate) struct Shared {
     /// Which log this is; every segment says it.
     pub(crate) log: u128,
     pub(crate) in_flight_max: usize,
-    pub(crate) streams: RwLock<HashMap<StreamId, Cell>>,
+    pub(crate) streams: RwLock<FxHashMap<StreamId, Cell>>,
     pub(crate) segments: Mutex<SegmentTable>,
     /// The oldest segment that the log needs, as commits say it.
     pub(crate) first_segment: AtomicU32,
@@ -391,18 +392,21 @@ impl Wal {
         done: crate::writer::Done,
         permits: usize,
     ) -> Result<(), WalError> {
-        let mut ids: Vec<_> = batch.ops.iter().map(|op| op.stream).collect();
+        // Most batches are about one stream: they need no memory here.
+        let mut ids: SmallVec<[_; 2]> = batch.ops.iter().map(|op| op.stream).collect();
         // Locks are taken in one order, so that two batches can't wait for each other.
         ids.sort_unstable();
         ids.dedup();
         loop {
-            let cells: Vec<Cell> = ids.iter().map(|&id| self.shared.find_or_add(id)).collect();
-            let mut guards: Vec<_> = cells.iter().map(|cell| cell.lock()).collect();
+            let cells: SmallVec<[Cell; 2]> =
+                ids.iter().map(|&id| self.shared.find_or_add(id)).collect();
+            let mut guards: SmallVec<[_; 2]> = cells.iter().map(|cell| cell.lock()).collect();
             if guards.iter().any(|stream| stream.retired) {
                 continue;
             }
             let place = |op: &Op| ids.binary_search(&op.stream).expect("every id is listed");
-            let mut bounds: Vec<_> = guards.iter().map(|stream| Bounds::of(stream)).collect();
+            let mut bounds: SmallVec<[_; 2]> =
+                guards.iter().map(|stream| Bounds::of(stream)).collect();
             for op in &batch.ops {
                 bounds[place(op)].follow(op.stream, &op.change)?;
             }

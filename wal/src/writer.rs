@@ -17,6 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use crate::batch::Change;
@@ -35,7 +36,7 @@ pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
 /// A batch on its way to the disk.
 pub(crate) struct Request {
-    pub(crate) ops: Vec<QueuedOp>,
+    pub(crate) ops: SmallVec<[QueuedOp; 1]>,
     pub(crate) done: Done,
     pub(crate) record_bytes: usize,
     pub(crate) footer_bytes: usize,
@@ -58,7 +59,7 @@ impl Request {
     /// A commit without records, for what its header says.
     pub(crate) fn marker(flags: u32, done: Done) -> Self {
         Self {
-            ops: Vec::new(),
+            ops: SmallVec::new(),
             done,
             record_bytes: 0,
             footer_bytes: 0,
@@ -105,7 +106,14 @@ pub(crate) struct Writer {
     unsealed: VecDeque<Full>,
     spare_memory: Vec<Blocks>,
     cache: Cache,
+    /// Commits in a row during which nobody else came.
+    lonely: u32,
 }
+
+/// After so many lonely commits there is probably one caller, who waits for
+/// each. Then it is faster to write in the call than to wait for the ring, and
+/// if somebody else comes after all, one commit waits for the end of another.
+const LONELY_MIN: u32 = 8;
 
 type Running = Pin<Box<dyn Future<Output = (u64, io::Result<()>, Blocks)>>>;
 
@@ -182,6 +190,7 @@ impl Writer {
             unsealed: VecDeque::new(),
             spare_memory: Vec::new(),
             cache: Cache::default(),
+            lonely: 0,
             shared,
         }
     }
@@ -360,9 +369,11 @@ impl Writer {
         in_flight.records = header.records;
         in_flight.record_bytes = record_bytes;
         in_flight.written_bytes = blocks.len();
+        let is_first = self.in_flight.is_empty();
         self.in_flight.push_back(in_flight);
         self.last.follow(&header);
-        let committed = Arc::clone(&self.active.file).commit(u64::from(start), blocks);
+        let alone = self.lonely >= LONELY_MIN && self.pending.is_empty() && is_first;
+        let committed = Arc::clone(&self.active.file).commit(u64::from(start), blocks, alone);
         self.running.push(Box::pin(async move {
             let (result, blocks) = committed.await;
             (seq, result, blocks)
@@ -388,6 +399,14 @@ impl Writer {
         commit.durable = true;
         let latency = self.shared.clock.now().saturating_sub(commit.started);
         self.shared.counters.sync_latency.record_time(latency);
+        // Looked at before the callbacks run: their callers will come back.
+        let nobody_came =
+            self.in_flight.len() == 1 && self.pending.is_empty() && self.requests.is_empty();
+        self.lonely = if nobody_came {
+            self.lonely.saturating_add(1)
+        } else {
+            0
+        };
         if blocks.capacity() <= 2 * self.shared.config.commit_bytes_max {
             self.spare_memory.push(blocks);
         }

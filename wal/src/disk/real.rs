@@ -21,7 +21,7 @@ pub enum Backend {
     Auto,
     /// io_uring, or an error that says why not.
     Uring,
-    /// `pwrite` and `fdatasync` on the committing thread.
+    /// Writes with a data sync on the committing thread.
     Syscalls,
 }
 
@@ -37,13 +37,13 @@ impl RealDisk {
     pub fn new(backend: Backend, dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(dir)?;
         let (uring, how) = match (backend, uring_allowed()) {
-            (Backend::Syscalls, _) => (false, "pwrite+fdatasync (chosen)".to_owned()),
+            (Backend::Syscalls, _) => (false, "system calls (chosen)".to_owned()),
             (_, Ok(())) => (true, "io_uring".to_owned()),
             (Backend::Auto, Err(error)) => {
                 tracing::warn!("io_uring is not available ({error}): committing with system calls");
                 (
                     false,
-                    format!("pwrite+fdatasync (io_uring not available: {error})"),
+                    format!("system calls (io_uring not available: {error})"),
                 )
             }
             (Backend::Uring, Err(error)) => {
@@ -215,7 +215,7 @@ impl Disk for RealDisk {
     }
 
     fn commits_in_flight_max(&self) -> usize {
-        if self.uring { 4 } else { 1 }
+        if self.uring { 3 } else { 1 }
     }
 
     fn describe(&self) -> String {
@@ -262,13 +262,31 @@ impl DiskFile for RealFile {
         self.file.sync_data()
     }
 
-    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks) -> Committed {
-        if self.uring {
+    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks, alone: bool) -> Committed {
+        if self.uring && !alone {
             return Box::pin(uring::write_durably(Arc::clone(&self.file), offset, blocks));
         }
-        let result = self
-            .write_at(offset, blocks.as_slice())
-            .and_then(|()| self.sync());
+        let result = write_durably(&self.file, offset, blocks.as_slice());
         Box::pin(std::future::ready((result, blocks)))
     }
+}
+
+/// One call that writes and syncs, where the file system knows it; else two.
+fn write_durably(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    use rustix::io::{Errno, IoSlice, ReadWriteFlags, pwritev2};
+    let mut written = 0;
+    while written < bytes.len() {
+        let rest = [IoSlice::new(&bytes[written..])];
+        match pwritev2(file, &rest, offset + written as u64, ReadWriteFlags::DSYNC) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => written += count,
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) if written == 0 => {
+                file.write_all_at(bytes, offset)?;
+                return file.sync_data();
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }

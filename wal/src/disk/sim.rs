@@ -703,7 +703,7 @@ impl DiskFile for SimFile {
         self.disk.0.lock().sync(self.ino, None)
     }
 
-    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks) -> Committed {
+    fn commit(self: Arc<Self>, offset: u64, blocks: Blocks, _alone: bool) -> Committed {
         let submitted = self.write(offset, blocks.as_slice(), Fate::InFlight);
         // The time runs from here, not from when somebody first waits.
         let submitted = submitted.map(|id| {

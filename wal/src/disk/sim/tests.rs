@@ -179,7 +179,7 @@ async fn nothing_happens_from_the_crash_on() {
     let reader = disk.open(&at("a"), false).unwrap();
     let denied = reader.write_at(0, &block(1)).unwrap_err();
     assert_eq!(denied.kind(), io::ErrorKind::PermissionDenied);
-    let commit = file.clone().commit(0, blocks(1));
+    let commit = file.clone().commit(0, blocks(1), false);
     assert_eq!(disk.operations(), 3);
     disk.crash_at(4);
     file.write_at(4096, &block(2)).unwrap();
@@ -223,7 +223,7 @@ async fn a_commit_makes_durable_what_its_style_says() {
         let (disk, file) = disk_with("a");
         disk.set_commit_style(style);
         file.write_at(0, &[1; 8192]).unwrap();
-        file.clone().commit(4096, blocks(2)).await.0.unwrap();
+        file.clone().commit(4096, blocks(2), false).await.0.unwrap();
         let written = [block(1), block(2)].concat();
         assert_eq!(disk.read_file(&at("a")).unwrap(), written);
         let images = after_cut(&disk, "a");
@@ -249,7 +249,7 @@ async fn run(seed: u64) -> (Vec<u64>, Vec<Vec<(PathBuf, Vec<u8>)>>) {
         let (file, ended) = (disk.open(&at("a"), true).unwrap(), ended.clone());
         let task: Task = Box::new(move || {
             Box::pin(async move {
-                drop(file.commit(n * 4096, blocks(n as u8 + 1)).await);
+                drop(file.commit(n * 4096, blocks(n as u8 + 1), false).await);
                 ended.lock().push(n);
             })
         });
@@ -299,9 +299,9 @@ async fn time_passes_with_the_runtime() {
     assert_ne!(clock.random(), clock.random());
     disk.slow_syncs(Duration::from_secs(1));
     disk.fail_write_at(1);
-    file.clone().commit(0, blocks(1)).await.0.unwrap();
+    file.clone().commit(0, blocks(1), false).await.0.unwrap();
     assert!((1000..1020).contains(&clock.now().as_millis()));
-    let (result, _) = file.clone().commit(0, blocks(2)).await;
+    let (result, _) = file.clone().commit(0, blocks(2), false).await;
     assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
     file.write_at(0, &block(3)).unwrap();
     disk.flip_bit(&at("a"), 8 * 10 + 1);
