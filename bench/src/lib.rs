@@ -1,0 +1,15 @@
+//! What the benches share: the references that the log is measured against,
+//! the load that it is measured with, and how a comparison is told.
+//!
+//! Kept true: nothing here is judged by absolute speed. A figure is one of
+//! several rounds in which ours and the reference take turns, and the verdict
+//! is about their ratio.
+
+pub mod appenders;
+pub mod child;
+pub mod lines;
+#[cfg(feature = "peers")]
+pub mod peer;
+pub mod proc;
+pub mod raw;
+pub mod samples;

@@ -1,0 +1,217 @@
+//! How a comparison is told: one line with both figures, their ratio and
+//! whether it is what we want.
+
+use std::collections::BTreeMap;
+
+use crate::samples::median;
+
+/// What the ratio of ours to the reference should be.
+#[derive(Clone, Copy, Debug)]
+pub enum Target {
+    /// Not more.
+    AtMost(f64),
+    /// Not less.
+    AtLeast(f64),
+    /// Whatever it is: told for information.
+    None,
+}
+
+impl Target {
+    fn met(self, ratio: f64) -> Option<bool> {
+        match self {
+            Self::AtMost(limit) => Some(ratio <= limit),
+            Self::AtLeast(limit) => Some(ratio >= limit),
+            Self::None => None,
+        }
+    }
+}
+
+/// One comparison.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// What a filter selects it by.
+    pub name: String,
+    /// What is compared with what.
+    pub what: String,
+    /// Of the figures.
+    pub unit: &'static str,
+    /// What we want.
+    pub target: Target,
+    /// Ours and the reference, round by round.
+    pub rounds: Vec<(f64, f64)>,
+    /// What else was measured on the way, by name, round by round.
+    pub asides: BTreeMap<&'static str, Vec<f64>>,
+}
+
+impl Line {
+    /// A line without rounds yet.
+    pub fn new(
+        name: impl Into<String>,
+        what: impl Into<String>,
+        unit: &'static str,
+        target: Target,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            what: what.into(),
+            unit,
+            target,
+            rounds: Vec::new(),
+            asides: BTreeMap::new(),
+        }
+    }
+
+    /// Adds a round.
+    pub fn round(&mut self, ours: f64, reference: f64) {
+        self.rounds.push((ours, reference));
+    }
+
+    /// Notes a figure that explains the round.
+    pub fn aside(&mut self, name: &'static str, figure: f64) {
+        self.asides.entry(name).or_default().push(figure);
+    }
+
+    fn ratios(&self) -> Vec<f64> {
+        self.rounds
+            .iter()
+            .map(|(ours, theirs)| ours / theirs)
+            .collect()
+    }
+
+    /// The middle of the rounds' ratios: what the verdict goes by.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        median(&self.ratios())
+    }
+
+    /// Whether the target is met, if there is one.
+    #[must_use]
+    pub fn met(&self) -> Option<bool> {
+        self.target.met(self.ratio())
+    }
+
+    fn facts(&self) -> Facts {
+        let of = |pick: fn(&(f64, f64)) -> f64| {
+            median(&self.rounds.iter().map(pick).collect::<Vec<_>>())
+        };
+        let ratios = self.ratios();
+        Facts {
+            ours: of(|round| round.0),
+            reference: of(|round| round.1),
+            ratio_min: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+            ratio_max: ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let facts = self.facts();
+        let target = match self.target {
+            Target::AtMost(limit) => format!("target <= {limit}"),
+            Target::AtLeast(limit) => format!("target >= {limit}"),
+            Target::None => "no target".to_owned(),
+        };
+        let verdict = match self.met() {
+            Some(true) => "met",
+            Some(false) => "NOT MET",
+            None => "for information",
+        };
+        let mut text = format!(
+            "{:<26} {}\n{:<26} ours {} {unit}, reference {} {unit}, ratio {:.3} ({:.3}..{:.3}), {target}: {verdict}",
+            self.name,
+            self.what,
+            "",
+            figure(facts.ours),
+            figure(facts.reference),
+            self.ratio(),
+            facts.ratio_min,
+            facts.ratio_max,
+            unit = self.unit,
+        );
+        if !self.asides.is_empty() {
+            let asides: Vec<_> = self
+                .asides
+                .iter()
+                .map(|(name, figures)| format!("{name} {}", figure(median(figures))))
+                .collect();
+            text += &format!("\n{:<26} {}", "", asides.join(", "));
+        }
+        text
+    }
+
+    /// For programs: one JSON object.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let facts = self.facts();
+        let (kind, limit) = match self.target {
+            Target::AtMost(limit) => ("at_most", limit),
+            Target::AtLeast(limit) => ("at_least", limit),
+            Target::None => ("none", f64::NAN),
+        };
+        // What is not a number becomes null.
+        serde_json::json!({
+            "name": self.name,
+            "what": self.what,
+            "unit": self.unit,
+            "ours": facts.ours,
+            "reference": facts.reference,
+            "ratio": self.ratio(),
+            "ratio_min": facts.ratio_min,
+            "ratio_max": facts.ratio_max,
+            "target": kind,
+            "limit": limit,
+            "met": self.met(),
+            "rounds": self.rounds,
+            "asides": self.asides,
+        })
+        .to_string()
+    }
+}
+
+/// The middles of the rounds, and how far the ratios lie apart.
+struct Facts {
+    ours: f64,
+    reference: f64,
+    ratio_min: f64,
+    ratio_max: f64,
+}
+
+fn figure(value: f64) -> String {
+    match value.abs() {
+        large if large >= 1000.0 => format!("{value:.0}"),
+        middle if middle >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_is_about_the_middle_ratio() {
+        let mut line = Line::new("x", "a \"test\"", "µs", Target::AtMost(1.5));
+        line.round(10.0, 10.0);
+        line.round(14.0, 10.0);
+        line.round(90.0, 10.0);
+        assert_eq!(line.met(), Some(true));
+        assert!(
+            line.text().contains("ratio 1.400 (1.000..9.000)"),
+            "{}",
+            line.text()
+        );
+        assert!(line.text().ends_with("target <= 1.5: met"));
+        assert!(line.json().contains("\"ratio\":1.4,"), "{}", line.json());
+        line.target = Target::AtLeast(1.5);
+        assert_eq!(line.met(), Some(false));
+        line.aside("why", 7.0);
+        assert!(
+            line.text()
+                .ends_with("NOT MET\n                           why 7.000")
+        );
+        line.target = Target::None;
+        assert_eq!(line.met(), None);
+        assert!(line.json().contains("\"met\":null"));
+    }
+}
