@@ -108,7 +108,12 @@ pub(crate) struct Writer {
     cache: Cache,
     /// Commits in a row during which nobody else came.
     lonely: u32,
+    /// Whether the last commit has records.
+    unproved: bool,
 }
+
+/// A log that is idle for so long gets a commit that proves its last records.
+const IDLE_MIN: Duration = Duration::from_secs(1);
 
 /// After so many lonely commits there is probably one caller, who waits for
 /// each. Then it is faster to write in the call than to wait for the ring, and
@@ -191,6 +196,7 @@ impl Writer {
             spare_memory: Vec::new(),
             cache: Cache::default(),
             lonely: 0,
+            unproved: false,
             shared,
         }
     }
@@ -199,8 +205,13 @@ impl Writer {
     pub(crate) async fn run(mut self) {
         let mut incoming = Vec::new();
         let mut closing = false;
+        let mut wants_segment = false;
         loop {
-            let wants_segment = self.submit();
+            let waited = wants_segment;
+            wants_segment = self.submit();
+            if wants_segment && !waited {
+                self.shared.counters.segment_stalls.fetch_add(1, Relaxed);
+            }
             if closing && self.pending.is_empty() && self.in_flight.is_empty() {
                 return;
             }
@@ -215,6 +226,9 @@ impl Writer {
                     Some(segment) => self.roll_to(segment),
                     None => return self.fail("there is nobody to make segments").await,
                 },
+                () = tokio::time::sleep(IDLE_MIN), if !closing && self.wants_proof() => {
+                    self.pending.push_back(Request::marker(0, Box::new(|_| {})));
+                }
                 count = self.requests.recv_many(&mut incoming, 4096), if !closing => {
                     self.pending.extend(incoming.drain(..));
                     if count == 0 {
@@ -227,6 +241,12 @@ impl Writer {
         }
     }
 
+    /// Whether all is durable, yet no commit says so of the last records:
+    /// should they rot, recovery would take them for a torn tail.
+    fn wants_proof(&self) -> bool {
+        self.in_flight.is_empty() && self.pending.is_empty() && self.unproved
+    }
+
     /// Submits what may go. True if that needs a new segment first.
     fn submit(&mut self) -> bool {
         while self.in_flight.len() < self.in_flight_max
@@ -235,10 +255,7 @@ impl Writer {
             if !self.fits(first.record_bytes, first.footer_bytes) {
                 match self.ready.try_recv() {
                     Ok(segment) => self.roll_to(segment),
-                    Err(_) => {
-                        self.shared.counters.segment_stalls.fetch_add(1, Relaxed);
-                        return true;
-                    }
+                    Err(_) => return true,
                 }
             }
             let (mut count, mut record_bytes, mut footer_bytes) = (0, 0, 0);
@@ -372,6 +389,7 @@ impl Writer {
         let is_first = self.in_flight.is_empty();
         self.in_flight.push_back(in_flight);
         self.last.follow(&header);
+        self.unproved = header.records > 0;
         let alone = self.lonely >= LONELY_MIN && self.pending.is_empty() && is_first;
         let committed = Arc::clone(&self.active.file).commit(u64::from(start), blocks, alone);
         self.running.push(Box::pin(async move {

@@ -442,3 +442,30 @@ fn damage_to_a_segment_that_is_not_needed_any_more_does_not_count() {
         assert!(matches!(open_still(&needed, 7), Err(WalError::Damaged(_))));
     });
 }
+
+/// The same for a log that was idle for a while before it crashed.
+#[test]
+fn damage_to_the_last_batch_of_an_idle_log_is_not_taken_for_a_torn_tail() {
+    simulate(async {
+        let disk = SimDisk::new(8);
+        let (wal, _) = open_still(&disk, 8).unwrap();
+        let mut batch = Batch::new();
+        batch.meta(StreamId(9), 1, Bytes::from_static(b"the last vote"));
+        wal.commit(batch).await.unwrap();
+        let commits = || {
+            wal.counters()
+                .commits
+                .load(std::sync::atomic::Ordering::Relaxed)
+        };
+        let before = commits();
+        tokio::time::sleep(std::time::Duration::from_secs(100)).await;
+        assert_eq!(commits(), before + 1, "one proof is enough");
+        let disk = disk.process_kill();
+        let last = *records(&disk).last().unwrap();
+        disk.flip_bit(&segment(1), (u64::from(last.at.offset()) + 35) * 8);
+        match open_still(&disk, 9) {
+            Err(WalError::Damaged(damage)) => assert_eq!(damage.stream, Some(StreamId(9))),
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    });
+}
