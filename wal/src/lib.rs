@@ -18,6 +18,7 @@ compile_error!(
 mod batch;
 mod blocks;
 mod clock;
+mod compose;
 mod counters;
 pub mod disk;
 mod effects;
@@ -26,6 +27,7 @@ pub mod format;
 pub mod inspect;
 mod janitor;
 mod log;
+mod open;
 mod position;
 mod read;
 mod recovery;

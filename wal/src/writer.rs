@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use smallvec::SmallVec;
@@ -22,14 +21,15 @@ use tokio::sync::mpsc;
 
 use crate::batch::Change;
 use crate::blocks::{BLOCK_BYTES, Blocks};
-use crate::effects::{Effect, Effects, Place};
-use crate::format::{CommitHeader, Digest, FIRST_COMMIT, Kind, RecordHeader};
+use crate::compose::{CachedAppend, Commit};
+use crate::effects::Effects;
+use crate::format::{CommitHeader, FIRST_COMMIT};
 use crate::janitor::Job;
 use crate::log::Shared;
-use crate::position::{Lsn, SegmentId, StreamId};
+use crate::position::{Lsn, StreamId};
 use crate::scan::Chain;
 use crate::segments::{Full, SegmentFile};
-use crate::stream::{Cell, LiveChange, Logged, Slot};
+use crate::stream::Cell;
 
 /// Runs once, when the batch is durable or the log has failed.
 pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -130,17 +130,10 @@ struct InFlight {
     done: Vec<Done>,
     permits: usize,
     records: u32,
-    record_bytes: usize,
+    record_bytes: u32,
     written_bytes: usize,
     cached: Vec<CachedAppend>,
     moved: Vec<(Cell, u64)>,
-}
-
-/// The entries of one append, which the cache may forget once they are durable.
-struct CachedAppend {
-    cell: Cell,
-    ticket: u64,
-    bytes: usize,
 }
 
 /// Durable entries that are still in memory, oldest first.
@@ -321,76 +314,60 @@ impl Writer {
         let seq = self.last.seq + 1;
         let started = self.shared.clock.now();
         let start = self.end;
-        let mut commit = Commit {
-            blocks: self.spare_memory.pop().unwrap_or_default(),
-            segment: self.active.id,
-            salt: self.active.salt,
-            start,
-            records: 0,
-            digest: Digest::new(self.epoch),
-            effects: &mut self.effects,
-            live: LiveChange::default(),
-        };
-        commit.blocks.clear();
-        commit.blocks.put(&[0; CommitHeader::BYTES]);
-        let mut in_flight = InFlight {
-            seq,
-            end: Lsn(0),
-            started,
-            durable: false,
-            done: Vec::with_capacity(requests.len()),
-            permits: 0,
-            records: 0,
-            record_bytes: 0,
-            written_bytes: 0,
-            cached: Vec::with_capacity(requests.len()),
-            moved: Vec::new(),
-        };
-        let mut flags = 0;
+        let memory = self.spare_memory.pop().unwrap_or_default();
+        let mut commit = Commit::new(memory, &self.active, start, self.epoch, &mut self.effects);
+        let mut done = Vec::with_capacity(requests.len());
+        let (mut permits, mut flags) = (0, 0);
         for request in requests {
             if request.queued_at > Duration::ZERO {
                 let waited = started.saturating_sub(request.queued_at);
                 self.shared.counters.queue_wait.record_time(waited);
             }
             for op in request.ops {
-                commit.op(op, &mut in_flight, &self.shared);
+                commit.add(op, &self.shared);
             }
-            in_flight.permits += request.permits;
-            in_flight.done.push(request.done);
+            permits += request.permits;
+            done.push(request.done);
             flags |= request.flags;
         }
 
-        let record_bytes = commit.blocks.len() - CommitHeader::BYTES;
-        let header = CommitHeader {
+        let mut header = CommitHeader {
             lsn: Lsn::new(self.active.id, start).0,
             seq,
             epoch: self.epoch,
             durable: self.durable.0,
             first_segment: self.shared.first_segment.load(Relaxed),
-            records: commit.records,
-            record_bytes: record_bytes as u32,
-            digest: commit.digest.finish(),
             flags,
             ..CommitHeader::default()
         };
-        let (mut blocks, live) = (commit.blocks, commit.live);
+        commit.describe(&mut header);
+        let mut blocks = commit.blocks;
         blocks.as_mut_slice()[..CommitHeader::BYTES]
             .copy_from_slice(&header.to_bytes(self.active.salt));
         blocks.seal();
         self.end += blocks.len() as u32;
-        if self.shared.segments.lock().count(&live) {
+        if self.shared.segments.lock().count(&commit.live) {
+            // Without a janitor nobody looks: the segment stays.
             let _ = self.jobs.send(Job::Look);
         }
 
-        in_flight.end = Lsn::new(self.active.id, self.end);
-        in_flight.records = header.records;
-        in_flight.record_bytes = record_bytes;
-        in_flight.written_bytes = blocks.len();
         let is_first = self.in_flight.is_empty();
-        self.in_flight.push_back(in_flight);
+        let alone = self.lonely >= LONELY_MIN && self.pending.is_empty() && is_first;
+        self.in_flight.push_back(InFlight {
+            seq,
+            end: Lsn::new(self.active.id, self.end),
+            started,
+            durable: false,
+            done,
+            permits,
+            records: header.records,
+            record_bytes: header.record_bytes,
+            written_bytes: blocks.len(),
+            cached: commit.cached,
+            moved: commit.moved,
+        });
         self.last.follow(&header);
         self.unproved = header.records > 0;
-        let alone = self.lonely >= LONELY_MIN && self.pending.is_empty() && is_first;
         let committed = Arc::clone(&self.active.file).commit(u64::from(start), blocks, alone);
         self.running.push(Box::pin(async move {
             let (result, blocks) = committed.await;
@@ -448,7 +425,7 @@ impl Writer {
             .fetch_add(u64::from(commit.records), Relaxed);
         counters
             .record_bytes
-            .fetch_add(commit.record_bytes as u64, Relaxed);
+            .fetch_add(u64::from(commit.record_bytes), Relaxed);
         counters
             .written_bytes
             .fetch_add(commit.written_bytes as u64, Relaxed);
@@ -488,158 +465,3 @@ impl Writer {
         }
     }
 }
-
-/// A commit while it is composed.
-struct Commit<'a> {
-    blocks: Blocks,
-    segment: SegmentId,
-    salt: u64,
-    /// Offset of the commit in its segment.
-    start: u32,
-    records: u32,
-    digest: Digest,
-    effects: &'a mut Effects,
-    live: LiveChange,
-}
-
-impl Commit<'_> {
-    fn op(&mut self, op: QueuedOp, in_flight: &mut InFlight, shared: &Shared) {
-        let QueuedOp {
-            cell,
-            stream,
-            change,
-            ticket,
-        } = op;
-        let mut guard = cell.lock();
-        match change {
-            Change::Drop => {
-                self.record(Kind::Drop, stream, 0, &Bytes::new());
-                if let Some(logged) = guard.logged.take() {
-                    logged.dropped(&mut self.live);
-                }
-                if guard.view.is_none() {
-                    guard.retired = true;
-                    drop(guard);
-                    shared.forget(stream, &cell);
-                }
-                return;
-            }
-            // What is to be written again may be gone by now.
-            Change::Move { .. } | Change::MoveFloor { .. } | Change::MoveMeta { .. }
-                if guard.logged.is_none() =>
-            {
-                return;
-            }
-            _ => {}
-        }
-        let founded = guard.logged.is_none();
-        if founded && !matches!(change, Change::Purge { .. }) {
-            self.record(Kind::Purge, stream, 0, &Bytes::new());
-        }
-        let segment = self.segment;
-        let live = &mut self.live;
-        let logged = guard
-            .logged
-            .get_or_insert_with(|| Logged::founded(segment, 0, live));
-        match change {
-            Change::Append { first, entries } => {
-                assert_eq!(first, logged.next(), "stream {stream} has no holes");
-                let mut bytes = 0;
-                for (index, payload) in (first..).zip(&entries) {
-                    let slot = self.record(Kind::Entry, stream, index, payload);
-                    logged.append(slot, &mut self.live);
-                    bytes += payload.len() + CACHED_ENTRY_BYTES;
-                }
-                let ticket = ticket.expect("every append has a ticket");
-                drop(guard);
-                in_flight.cached.push(CachedAppend {
-                    cell,
-                    ticket,
-                    bytes,
-                });
-            }
-            Change::Meta { key, value } => {
-                self.record(Kind::Meta, stream, u64::from(key), &value);
-                logged.set_meta(key, value, segment, &mut self.live);
-            }
-            Change::Truncate { from } => {
-                self.record(Kind::Truncate, stream, from, &Bytes::new());
-                logged.truncate(from, &mut self.live);
-            }
-            Change::Purge { below } => {
-                self.record(Kind::Purge, stream, below, &Bytes::new());
-                logged.purge(below, segment, &mut self.live);
-            }
-            Change::Move {
-                index,
-                from,
-                payload,
-            } => {
-                if logged.slot(index) == Some(from) {
-                    let slot = self.record(Kind::Entry, stream, index, &payload);
-                    logged.relocate(index, slot, &mut self.live);
-                    logged.moving.insert(index, payload);
-                    drop(guard);
-                    in_flight.moved.push((cell, index));
-                    shared.counters.entries_moved.fetch_add(1, Relaxed);
-                }
-            }
-            Change::MoveFloor { from } => {
-                if logged.floor_at == from {
-                    self.record(Kind::Purge, stream, logged.first, &Bytes::new());
-                    logged.purge(logged.first, segment, &mut self.live);
-                }
-            }
-            Change::MoveMeta { key, from, value } => {
-                if logged.metas.get(&key).is_some_and(|meta| meta.at == from) {
-                    self.record(Kind::Meta, stream, u64::from(key), &value);
-                    logged.set_meta(key, value, segment, &mut self.live);
-                }
-            }
-            Change::Drop => unreachable!("a drop was handled above"),
-        }
-    }
-
-    /// Adds a record and says where it will be.
-    fn record(&mut self, kind: Kind, stream: StreamId, index: u64, payload: &Bytes) -> Slot {
-        let offset = self.start + self.blocks.len() as u32;
-        let header = RecordHeader {
-            crc: 0,
-            payload_bytes: payload.len() as u32,
-            stream: stream.0,
-            index,
-            ordinal: self.records,
-            kind: kind as u32,
-        };
-        let bytes = header.to_bytes(self.salt, offset, payload);
-        let crc = bytes
-            .first_chunk()
-            .expect("a header starts with its checksum");
-        self.digest.add(crc);
-        self.blocks.put(&bytes);
-        self.blocks.put(payload);
-        self.records += 1;
-        let place = Place {
-            offset,
-            payload_bytes: payload.len() as u32,
-        };
-        self.effects.add(Effect {
-            kind,
-            stream,
-            index,
-            place,
-            meta: match kind {
-                Kind::Meta => payload.clone(),
-                _ => Bytes::new(),
-            },
-        });
-        Slot {
-            segment: self.segment.0,
-            offset,
-            payload_bytes: payload.len() as u32,
-        }
-    }
-}
-
-/// What an entry in the cache costs besides its payload.
-const CACHED_ENTRY_BYTES: usize = 96;
