@@ -5,6 +5,11 @@
 //! several rounds in which ours and the reference take turns, and the verdict
 //! is about their ratio.
 
+/// Records are allocated on one thread and freed on another, which this
+/// allocator is made for. Peers in the same process have it too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 pub mod appenders;
 pub mod child;
 pub mod lines;

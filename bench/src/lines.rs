@@ -1,5 +1,9 @@
 //! How a comparison is told: one line with both figures, their ratio and
 //! whether it is what we want.
+//!
+//! Kept true: a reference that was held up never makes us look good. A slow
+//! reference flatters us whichever way the target points, so a line whose
+//! reference was disturbed has no verdict.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +30,10 @@ impl Target {
     }
 }
 
+/// Most of the machine that others may use while a line is measured. The
+/// kernel's own threads that serve our writes are among them.
+const OTHERS_MAX: f64 = 0.25;
+
 /// One comparison.
 #[derive(Clone, Debug)]
 pub struct Line {
@@ -39,6 +47,10 @@ pub struct Line {
     pub target: Target,
     /// Ours and the reference, round by round.
     pub rounds: Vec<(f64, f64)>,
+    /// Rounds in which something else held the reference up.
+    pub disturbed: usize,
+    /// The share of the machine that others used meanwhile.
+    pub others: f64,
     /// What else was measured on the way, by name, round by round.
     pub asides: BTreeMap<&'static str, Vec<f64>>,
 }
@@ -57,6 +69,8 @@ impl Line {
             unit,
             target,
             rounds: Vec::new(),
+            disturbed: 0,
+            others: 0.0,
             asides: BTreeMap::new(),
         }
     }
@@ -84,10 +98,29 @@ impl Line {
         median(&self.ratios())
     }
 
-    /// Whether the target is met, if there is one.
+    /// Whether the target is met, if there is one and the reference can be trusted.
     #[must_use]
     pub fn met(&self) -> Option<bool> {
+        if self.is_disturbed() {
+            return None;
+        }
         self.target.met(self.ratio())
+    }
+
+    /// Whether the ratio says nothing: others were busy, or the reference was
+    /// held up in a third of the rounds or twice as fast in one as in another.
+    ///
+    /// Others count most. One thread that waits for the disk loses its turn
+    /// after every write when the processors are taken; a thousand appenders
+    /// hardly notice.
+    #[must_use]
+    pub fn is_disturbed(&self) -> bool {
+        let references = self.rounds.iter().map(|round| round.1);
+        let slowest = references.clone().fold(f64::INFINITY, f64::min);
+        let fastest = references.fold(0.0, f64::max);
+        self.others > OTHERS_MAX
+            || self.disturbed * 3 > self.rounds.len()
+            || fastest > 2.0 * slowest
     }
 
     fn facts(&self) -> Facts {
@@ -115,6 +148,7 @@ impl Line {
         let verdict = match self.met() {
             Some(true) => "met",
             Some(false) => "NOT MET",
+            None if self.is_disturbed() => "NO VERDICT, disturbed: run again",
             None => "for information",
         };
         let mut text = format!(
@@ -129,12 +163,16 @@ impl Line {
             facts.ratio_max,
             unit = self.unit,
         );
-        if !self.asides.is_empty() {
-            let asides: Vec<_> = self
+        if !self.asides.is_empty() || self.others > 0.0 {
+            let mut asides: Vec<_> = self
                 .asides
                 .iter()
                 .map(|(name, figures)| format!("{name} {}", figure(median(figures))))
                 .collect();
+            asides.push(format!(
+                "others used {:.0} % of the machine",
+                self.others * 100.0
+            ));
             text += &format!("\n{:<26} {}", "", asides.join(", "));
         }
         text
@@ -162,6 +200,8 @@ impl Line {
             "target": kind,
             "limit": limit,
             "met": self.met(),
+            "disturbed": self.is_disturbed(),
+            "others": self.others,
             "rounds": self.rounds,
             "asides": self.asides,
         })
@@ -205,10 +245,21 @@ mod tests {
         assert!(line.json().contains("\"ratio\":1.4,"), "{}", line.json());
         line.target = Target::AtLeast(1.5);
         assert_eq!(line.met(), Some(false));
+        let mut slowed = line.clone();
+        slowed.round(14.0, 1.0);
+        assert_eq!(slowed.met(), None, "a slow reference is no merit of ours");
+        let mut held_up = line.clone();
+        held_up.disturbed = 2;
+        assert_eq!(held_up.met(), None);
+        assert!(held_up.text().contains("NO VERDICT"));
+        // Slow in every round alike: only the cause gives it away.
+        let mut crowded = line.clone();
+        crowded.others = 0.5;
+        assert_eq!(crowded.met(), None);
         line.aside("why", 7.0);
         assert!(
             line.text()
-                .ends_with("NOT MET\n                           why 7.000")
+                .contains("NOT MET\n                           why 7.000")
         );
         line.target = Target::None;
         assert_eq!(line.met(), None);

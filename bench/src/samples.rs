@@ -35,6 +35,14 @@ impl Samples {
         let (_, value, _) = nanos.select_nth_unstable(at);
         f64::from(*value) / 1e3
     }
+
+    /// Whether something else held the loop up: single operations took so long
+    /// that the mean is more than twice the median.
+    #[must_use]
+    pub fn held_up(&self) -> bool {
+        let mean = 1e6 / self.rate();
+        mean > 2.0 * self.micros(0.5)
+    }
 }
 
 /// The middle of some figures; not a number if there are none.
@@ -65,6 +73,14 @@ mod tests {
         assert_eq!(samples.micros(1.0), 101.0);
         assert_eq!(samples.rate(), 50.5);
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        let mut steady = Samples::default();
+        (0..100).for_each(|_| steady.add(Duration::from_micros(100)));
+        steady.elapsed = Duration::from_millis(10);
+        assert!(!steady.held_up());
+        // The same operations, and one that waited for somebody else.
+        steady.add(Duration::from_millis(20));
+        steady.elapsed += Duration::from_millis(20);
+        assert!(steady.held_up());
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 }

@@ -69,6 +69,14 @@ impl View {
         {
             self.tail.pop_front();
         }
+        shrink(&mut self.tail);
+    }
+}
+
+/// Gives back the memory of a queue that has become short.
+fn shrink<T>(queue: &mut VecDeque<T>) {
+    if queue.capacity() > 64 && queue.capacity() > 4 * queue.len() {
+        queue.shrink_to(2 * queue.len());
     }
 }
 
@@ -257,6 +265,10 @@ impl Logged {
 
     pub(crate) fn append(&mut self, slot: Slot, live: &mut LiveChange) {
         live.add_slot(slot, 1);
+        // By a quarter, not by doubling: there may be millions of slots.
+        if self.slots.len() == self.slots.capacity() {
+            self.slots.reserve_exact(self.slots.len() / 4 + 16);
+        }
         self.slots.push_back(slot);
     }
 
@@ -296,10 +308,7 @@ impl Logged {
         }
         self.first = self.first.max(below);
         self.moving = self.moving.split_off(&self.first);
-        // A log that is purged down to little gives its memory back.
-        if self.slots.capacity() > 64 && self.slots.capacity() > 4 * self.slots.len() {
-            self.slots.shrink_to(2 * self.slots.len());
-        }
+        shrink(&mut self.slots);
     }
 
     /// Everything it has is live: it was just recovered.

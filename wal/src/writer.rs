@@ -222,7 +222,7 @@ impl Writer {
                 () = tokio::time::sleep(IDLE_MIN), if !closing && self.wants_proof() => {
                     self.pending.push_back(Request::marker(0, Box::new(|_| {})));
                 }
-                count = self.requests.recv_many(&mut incoming, 4096), if !closing => {
+                count = self.requests.recv_many(&mut incoming, 4096), if !closing && self.has_slot() => {
                     self.pending.extend(incoming.drain(..));
                     if count == 0 {
                         closing = true;
@@ -234,6 +234,12 @@ impl Writer {
         }
     }
 
+    /// Whether another commit may go. While none may, requests gather in the
+    /// channel, where they wake nobody.
+    fn has_slot(&self) -> bool {
+        self.in_flight.len() < self.in_flight_max
+    }
+
     /// Whether all is durable, yet no commit says so of the last records:
     /// should they rot, recovery would take them for a torn tail.
     fn wants_proof(&self) -> bool {
@@ -242,7 +248,7 @@ impl Writer {
 
     /// Submits what may go. True if that needs a new segment first.
     fn submit(&mut self) -> bool {
-        while self.in_flight.len() < self.in_flight_max
+        while self.has_slot()
             && let Some(first) = self.pending.front()
         {
             if !self.fits(first.record_bytes, first.footer_bytes) {
