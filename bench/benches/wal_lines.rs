@@ -407,7 +407,7 @@ fn memory(dir: &Path, streams: u64) -> io::Result<Vec<Line>> {
     };
     let mut lines = vec![line("", "as written"), line("-reopened", "after reopening")];
     for line in &mut lines {
-        let figures = child::ask(&format!("memory {streams}"), dir)?;
+        let figures = child::ask_for_memory(&format!("memory {streams}"), dir)?;
         line.round(figures.first().copied().ok_or_else(no_answer)?, 40.0);
     }
     Ok(lines)
