@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::blocks::Blocks;
 
+mod mapped;
 mod real;
 pub mod sim;
 mod uring;
@@ -37,6 +38,10 @@ pub trait Disk: Send + Sync + 'static {
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
     /// Opens an existing file, for writing too if `writable`.
     fn open(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn DiskFile>>;
+    /// Makes a new file that is read through a mapping; an error if it exists.
+    fn create_mapped(&self, path: &Path) -> io::Result<Arc<dyn MappedFile>>;
+    /// Opens an existing file to be read through a mapping, for writing too if `writable`.
+    fn open_mapped(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn MappedFile>>;
     /// Renames a file, replacing what is at `to`; durable after [`Disk::sync_dir`].
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file; durable after [`Disk::sync_dir`].
@@ -74,6 +79,40 @@ pub trait DiskFile: Send + Sync {
     /// and may finish in any order. With `alone`, the caller has nothing else
     /// to do meanwhile, and the call itself may take as long as the write.
     fn commit(self: Arc<Self>, offset: u64, blocks: Blocks, alone: bool) -> Committed;
+}
+
+/// An open file that is written through the page cache, whatever the disk does
+/// with other files, and read through a mapping. Writes are whole blocks.
+pub trait MappedFile: Send + Sync {
+    /// Current length in bytes.
+    fn size(&self) -> io::Result<u64>;
+    /// Grows the file with zeros or cuts it; durable after [`MappedFile::sync`],
+    /// until then a power cut keeps a prefix of such changes. Space for the
+    /// zeros may be found missing only when they are written over.
+    fn set_size(&self, bytes: u64) -> io::Result<()>;
+    /// Writes all of `bytes`, growing the file when needed; mappings show it at
+    /// once, and it is durable after [`MappedFile::sync`].
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Makes all that was written to this file durable, and its size.
+    fn sync(&self) -> io::Result<()>;
+    /// Maps the first `bytes` bytes, which may reach beyond the end of the
+    /// file: what the file grows into is then readable without a new mapping.
+    fn map(&self, bytes: u64) -> io::Result<Box<dyn Mapping>>;
+}
+
+/// The contents of a file as memory. Keeps the file alive, but not its name.
+pub trait Mapping: Send + Sync {
+    /// How much was mapped, whatever the size of the file.
+    fn bytes(&self) -> u64;
+    /// What the file holds now, in memory that starts on a block boundary as
+    /// `offset` must. Panics if the mapping doesn't reach that far.
+    ///
+    /// # Safety
+    ///
+    /// The bytes lie inside the file, not just inside the mapping, and nobody
+    /// writes to them or cuts them off while the slice lives.
+    #[allow(unsafe_code)]
+    unsafe fn slice(&self, offset: u64, bytes: usize) -> &[u8];
 }
 
 /// Reads exactly `bytes` (a multiple of the block size) at `offset`, however

@@ -67,8 +67,33 @@ pub struct Layout {
     pub fields: &'static [Field],
 }
 
+impl Layout {
+    /// Where a field begins.
+    #[must_use]
+    pub const fn offset(&self, name: &str) -> usize {
+        let mut i = 0;
+        while i < self.fields.len() {
+            if same(self.fields[i].name, name) {
+                return self.fields[i].offset;
+            }
+            i += 1;
+        }
+        panic!("no such field")
+    }
+}
+
+const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
 /// Declares a structure with its bytes in order, so that what is encoded,
 /// what is decoded and what the documentation is compared with are one thing.
+#[macro_export]
 macro_rules! layout {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -78,7 +103,7 @@ macro_rules! layout {
         impl $name {
             pub(crate) const BYTES: usize = 0 $(+ size_of::<$type>())*;
 
-            pub(crate) const LAYOUT: Layout = Layout {
+            pub(crate) const LAYOUT: $crate::format::Layout = $crate::format::Layout {
                 name: stringify!($name),
                 bytes: Self::BYTES,
                 fields: &{
@@ -86,11 +111,12 @@ macro_rules! layout {
                     [$({
                         let bytes = size_of::<$type>();
                         end += bytes;
-                        Field { name: stringify!($field), offset: end - bytes, bytes }
+                        $crate::format::Field { name: stringify!($field), offset: end - bytes, bytes }
                     },)*]
                 },
             };
 
+            #[allow(dead_code, reason = "some structures are only read field by field")]
             pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
                 let mut out = [0; Self::BYTES];
                 let mut at = 0;
@@ -104,6 +130,7 @@ macro_rules! layout {
             }
 
             /// The fields at the start of `bytes`, unchecked; `None` if it is too short.
+            #[allow(dead_code, reason = "some structures are only read field by field")]
             pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
                 let mut rest = bytes;
                 $(

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-use super::{Committed, Disk, DiskFile, Task, uring};
+use super::mapped::RealMappedFile;
+use super::{Committed, Disk, DiskFile, MappedFile, Task, uring};
 use crate::blocks::Blocks;
 
 /// How commits reach the disk.
@@ -147,6 +148,18 @@ impl Disk for RealDisk {
 
     fn open(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn DiskFile>> {
         self.file(OpenOptions::new().write(writable), path)
+    }
+
+    fn create_mapped(&self, path: &Path) -> io::Result<Arc<dyn MappedFile>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        Ok(Arc::new(RealMappedFile::open(&options, path)?))
+    }
+
+    fn open_mapped(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn MappedFile>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(writable);
+        Ok(Arc::new(RealMappedFile::open(&options, path)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -3,13 +3,7 @@
 //! Kept true:
 //! - One seed and one order of calls give one behaviour: nothing here depends
 //!   on addresses, threads or the time of day.
-//! - A file is its durable bytes plus the writes that only the page cache
-//!   holds, oldest first. Reads see both; a power cut keeps the durable bytes
-//!   and, of the cached writes, the sectors that the seed chooses.
-//! - A write that becomes durable is cut out of the older cached writes, so
-//!   that nothing older can come back over it. (Commits in flight that overlap
-//!   therefore behave as if the device kept their order, which no real one
-//!   promises.)
+//! - What a file holds and what it loses is told in `inode.rs`.
 //! - Names change at once and become durable with their directory; a power cut
 //!   keeps a prefix of what a directory has not synced.
 //! - Operations, writes and syncs are numbered from 0, each from the making of
@@ -19,19 +13,21 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{Committed, Disk, DiskFile, Task};
+use super::{Committed, Disk, DiskFile, MappedFile, Mapping, Task};
 use crate::blocks::{BLOCK_BYTES, Blocks};
 
+mod inode;
+mod mapping;
 mod seed;
 
+use inode::{Fate, Inode};
+use mapping::SimMapping;
 pub use seed::{Rng, SimClock};
 
 /// What a device writes whole or not at all.
@@ -80,8 +76,8 @@ impl SimDisk {
         self.0.lock().commits_in_flight_max = Some(count);
     }
 
-    /// Operations done so far: writes, submitted and finished commits, syncs,
-    /// and changes and syncs of directories. Each is a point to crash at.
+    /// Operations done so far: writes, changes of size, submitted and finished
+    /// commits, syncs, and changes and syncs of directories. Each is a point to crash at.
     pub fn operations(&self) -> u64 {
         self.0.lock().done.operations
     }
@@ -138,17 +134,11 @@ impl SimDisk {
     pub fn flip_bit(&self, path: &Path, bit_offset: u64) {
         let mut state = self.0.lock();
         let ino = state.named(path).expect("a file to flip a bit of");
+        let id = state.new_id();
         let inode = state.inode(ino);
         let (at, mask) = (in_memory(bit_offset / 8), 1 << (bit_offset % 8));
         assert!(at < inode.len(), "no bit {bit_offset} in {path:?}");
-        if at < inode.durable.len() {
-            Arc::make_mut(&mut inode.durable)[at] ^= mask;
-        }
-        for write in inode.cached.iter_mut().filter(|w| w.range().contains(&at)) {
-            let mut bytes = write.bytes.to_vec();
-            bytes[at - write.offset] ^= mask;
-            write.bytes = bytes.into();
-        }
+        inode.flip(at, mask, id);
     }
 
     /// What is there after the power failed now and came back: a new disk,
@@ -200,7 +190,7 @@ impl SimDisk {
     pub fn write_file(&self, path: &Path, bytes: Vec<u8>) {
         let mut state = self.0.lock();
         let ino = state.new_inode();
-        state.inode(ino).durable = Arc::new(bytes);
+        *state.inode(ino) = Inode::holding(bytes);
         state
             .dirs
             .extend(parent(path).ancestors().map(PathBuf::from));
@@ -221,12 +211,32 @@ impl SimDisk {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    fn file(&self, state: &mut State, ino: u64, writable: bool) -> Arc<dyn DiskFile> {
+    fn create_file(&self, path: &Path) -> io::Result<Arc<SimFile>> {
+        let mut state = self.0.lock();
+        state.operate()?;
+        state.check_dir(parent(path))?;
+        if state.names.contains_key(path) || state.dirs.contains(path) {
+            return Err(refused(io::ErrorKind::AlreadyExists, path));
+        }
+        state.check_space(BLOCK_BYTES)?;
+        let ino = state.new_inode();
+        state.change_dir(parent(path), vec![(path.into(), Some(ino))]);
+        Ok(self.file(&mut state, ino, true))
+    }
+
+    fn open_file(&self, path: &Path, writable: bool) -> io::Result<Arc<SimFile>> {
+        let mut state = self.0.lock();
+        state.alive()?;
+        let ino = state.named(path)?;
+        Ok(self.file(&mut state, ino, writable))
+    }
+
+    fn file(&self, state: &mut State, ino: u64, writable: bool) -> Arc<SimFile> {
         Arc::new(SimFile {
             disk: self.clone(),
             ino,
             writable,
-            _handle: state.inode(ino).handles.clone(),
+            handle: state.inode(ino).handle(),
         })
     }
 }
@@ -250,23 +260,19 @@ impl Disk for SimDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
-        let mut state = self.0.lock();
-        state.operate()?;
-        state.check_dir(parent(path))?;
-        if state.names.contains_key(path) || state.dirs.contains(path) {
-            return Err(refused(io::ErrorKind::AlreadyExists, path));
-        }
-        state.check_space(BLOCK_BYTES)?;
-        let ino = state.new_inode();
-        state.change_dir(parent(path), vec![(path.into(), Some(ino))]);
-        Ok(self.file(&mut state, ino, true))
+        Ok(self.create_file(path)?)
     }
 
     fn open(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn DiskFile>> {
-        let mut state = self.0.lock();
-        state.alive()?;
-        let ino = state.named(path)?;
-        Ok(self.file(&mut state, ino, writable))
+        Ok(self.open_file(path, writable)?)
+    }
+
+    fn create_mapped(&self, path: &Path) -> io::Result<Arc<dyn MappedFile>> {
+        Ok(self.create_file(path)?)
+    }
+
+    fn open_mapped(&self, path: &Path, writable: bool) -> io::Result<Arc<dyn MappedFile>> {
+        Ok(self.open_file(path, writable)?)
     }
 
     /// Within one directory only: which half of a move between two survives a
@@ -467,13 +473,16 @@ impl State {
         let len = self.inode(ino).len();
         self.check_space((offset + bytes.len()).saturating_sub(len))?;
         let id = self.new_id();
-        self.inode(ino).cached.push(Write {
-            id,
-            offset,
-            bytes: Bytes::copy_from_slice(bytes),
-            fate,
-        });
+        self.inode(ino).write(id, offset, bytes, fate);
         Ok(id)
+    }
+
+    fn set_size(&mut self, ino: u64, bytes: usize) -> io::Result<()> {
+        self.operate()?;
+        let len = self.inode(ino).len();
+        self.check_space(bytes.saturating_sub(len))?;
+        self.inode(ino).set_len(bytes);
+        Ok(())
     }
 
     /// Ends a sync, or the commit that made the write `committed`.
@@ -484,14 +493,10 @@ impl State {
         let all = committed.is_none() || self.style == CommitStyle::WriteThenSync;
         let inode = self.inode(ino);
         if fails {
-            for write in &mut inode.cached {
-                if Some(write.id) == committed || (all && write.fate == Fate::Dirty) {
-                    write.fate = Fate::Lost;
-                }
-            }
+            inode.lose(|write| Some(write.id) == committed || (all && write.fate == Fate::Dirty));
             return Err(io::Error::from_raw_os_error(EIO));
         }
-        inode.make_durable(|write| all || Some(write.id) == committed);
+        inode.make_durable(committed.filter(|_| !all));
         Ok(())
     }
 
@@ -506,12 +511,7 @@ impl State {
         let mut copy = self.clone();
         copy.locks.clear();
         for inode in copy.inodes.values_mut() {
-            inode.handles = Arc::default();
-            for write in &mut inode.cached {
-                if write.fate == Fate::InFlight {
-                    write.fate = Fate::Dirty;
-                }
-            }
+            inode.forget_handles();
         }
         copy.drop_unreachable();
         copy
@@ -535,121 +535,7 @@ impl State {
             .chain(changes.filter_map(|(_, ino)| *ino))
             .collect();
         self.inodes
-            .retain(|ino, inode| reachable.contains(ino) || Arc::strong_count(&inode.handles) > 1);
-    }
-}
-
-#[derive(Clone, Default)]
-struct Inode {
-    durable: Arc<Vec<u8>>,
-    /// Writes that are not all in `durable`, oldest first.
-    cached: Vec<Write>,
-    /// Open files have a clone, so that the count tells whether there are any.
-    handles: Arc<()>,
-}
-
-impl Inode {
-    fn len(&self) -> usize {
-        let ends = self.cached.iter().map(|write| write.range().end);
-        ends.fold(self.durable.len(), usize::max)
-    }
-
-    fn read(&self, offset: usize, into: &mut [u8]) -> usize {
-        let end = self.len().min(offset + into.len());
-        let asked = offset..end.max(offset);
-        let into = &mut into[..asked.len()];
-        into.fill(0);
-        let cached = self.cached.iter().map(|w| (w.offset, &w.bytes[..]));
-        for (start, bytes) in [(0, &self.durable[..])].into_iter().chain(cached) {
-            let from = asked.start.max(start);
-            let to = asked.end.min(start + bytes.len());
-            if from < to {
-                into[from - offset..to - offset].copy_from_slice(&bytes[from - start..to - start]);
-            }
-        }
-        asked.len()
-    }
-
-    /// Makes the chosen writes durable, but for those that a failed sync lost.
-    fn make_durable(&mut self, chosen: impl Fn(&Write) -> bool) {
-        let mut rest: Vec<Write> = Vec::new();
-        for write in mem::take(&mut self.cached) {
-            if write.fate == Fate::Lost || !chosen(&write) {
-                rest.push(write);
-                continue;
-            }
-            put(&mut self.durable, write.offset, &write.bytes);
-            let range = write.range();
-            let outside = rest.into_iter().flat_map(|older| older.outside(&range));
-            rest = outside.collect();
-        }
-        self.cached = rest;
-    }
-
-    /// Keeps of each cached write the sectors that the seed chooses.
-    fn lose_power(&mut self, rng: &mut Rng) {
-        for write in mem::take(&mut self.cached) {
-            if write.fate == Fate::Lost {
-                continue;
-            }
-            let sectors = write.bytes.chunks(SECTOR_BYTES);
-            let pattern = rng.below(5);
-            let cut = in_memory(rng.below(sectors.len() as u64 + 1));
-            let leaves_garbage = rng.chance(1, 4);
-            for (index, sector) in sectors.enumerate() {
-                let survives = match pattern {
-                    0 => false,
-                    1 => true,
-                    2 => index < cut,
-                    3 => index >= cut,
-                    _ => rng.chance(1, 2),
-                };
-                let offset = write.offset + index * SECTOR_BYTES;
-                if survives {
-                    put(&mut self.durable, offset, sector);
-                } else if leaves_garbage && rng.chance(1, 4) {
-                    let words = std::iter::repeat_with(|| rng.next_u64().to_le_bytes());
-                    let garbage: Vec<u8> = words.flatten().take(sector.len()).collect();
-                    put(&mut self.durable, offset, &garbage);
-                }
-            }
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// The next sync makes it durable.
-    Dirty,
-    /// So does the end of its commit.
-    InFlight,
-    /// A sync failed: it is in the page cache until the power fails.
-    Lost,
-}
-
-/// A write in the page cache, or what newer durable writes left of it.
-#[derive(Clone)]
-struct Write {
-    id: u64,
-    offset: usize,
-    bytes: Bytes,
-    fate: Fate,
-}
-
-impl Write {
-    fn range(&self) -> Range<usize> {
-        self.offset..self.offset + self.bytes.len()
-    }
-
-    fn outside(self, hole: &Range<usize>) -> impl Iterator<Item = Self> + use<> {
-        let Range { start, end } = self.range();
-        let parts = [start..end.min(hole.start), start.max(hole.end)..end];
-        let parts = parts.into_iter().filter(|part| !part.is_empty());
-        parts.map(move |part| Self {
-            offset: part.start,
-            bytes: self.bytes.slice(part.start - start..part.end - start),
-            ..self
-        })
+            .retain(|ino, inode| reachable.contains(ino) || inode.is_open());
     }
 }
 
@@ -657,7 +543,7 @@ struct SimFile {
     disk: SimDisk,
     ino: u64,
     writable: bool,
-    _handle: Arc<()>,
+    handle: Arc<()>,
 }
 
 impl SimFile {
@@ -722,6 +608,33 @@ impl DiskFile for SimFile {
     }
 }
 
+/// The same file as any other: nothing here bypasses the page cache.
+impl MappedFile for SimFile {
+    fn size(&self) -> io::Result<u64> {
+        DiskFile::size(self)
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        if !self.writable {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.disk.0.lock().set_size(self.ino, in_memory(bytes))
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        DiskFile::write_at(self, offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        DiskFile::sync(self)
+    }
+
+    fn map(&self, bytes: u64) -> io::Result<Box<dyn Mapping>> {
+        self.disk.0.lock().alive()?;
+        Ok(Box::new(SimMapping::new(self, bytes)))
+    }
+}
+
 /// What Linux says when a device fails.
 const EIO: i32 = 5;
 
@@ -749,15 +662,6 @@ fn apply(names: &mut BTreeMap<PathBuf, u64>, change: DirChange) {
             None => names.remove(&path),
         };
     }
-}
-
-fn put(contents: &mut Arc<Vec<u8>>, offset: usize, bytes: &[u8]) {
-    let contents = Arc::make_mut(contents);
-    let end = offset + bytes.len();
-    if contents.len() < end {
-        contents.resize(end, 0);
-    }
-    contents[offset..end].copy_from_slice(bytes);
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! The log's tests: a naive twin, simulated crashes, mutations, both real
-//! backends, and the documents.
+//! backends, mapped files, and the documents.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod backends;
@@ -7,6 +7,7 @@ mod cleaning;
 mod crash;
 mod docs;
 mod failures;
+mod mapped;
 mod mutations;
 mod recovery_rows;
 mod twin;

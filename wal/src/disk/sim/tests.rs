@@ -317,3 +317,216 @@ async fn time_passes_with_the_runtime() {
 fn odd_writes_are_a_bug() {
     drop(disk_with("a").1.write_at(512, &block(0)));
 }
+
+/// A mapped file, and a mapping of it that reaches beyond any size used here.
+fn mapped_with(name: &str) -> (SimDisk, Arc<dyn MappedFile>, Box<dyn Mapping>) {
+    let (disk, _) = disk_with(name);
+    let file = disk.open_mapped(&at(name), true).unwrap();
+    let mapping = file.map(1 << 40).unwrap();
+    (disk, file, mapping)
+}
+
+#[allow(unsafe_code)]
+fn mapped(mapping: &dyn Mapping, offset: u64, bytes: usize) -> &[u8] {
+    // SAFETY: a simulated mapping hands out copies.
+    unsafe { mapping.slice(offset, bytes) }
+}
+
+/// What is in each page, if it is all the same.
+fn pages(bytes: &[u8]) -> Vec<u8> {
+    let pages = bytes.chunks(BLOCK_BYTES);
+    pages
+        .map(|page| {
+            assert_eq!(page, vec![page[0]; BLOCK_BYTES]);
+            page[0]
+        })
+        .collect()
+}
+
+#[test]
+fn a_mapping_shows_what_is_written_and_copies_only_what_changed() {
+    let (disk, file, mapping) = mapped_with("a");
+    file.write_at(0, &block(1)).unwrap();
+    file.write_at(4096, &block(2)).unwrap();
+    let first = mapped(&*mapping, 0, 4096);
+    assert_eq!(*first, block(1));
+    assert!(first.as_ptr().addr().is_multiple_of(BLOCK_BYTES));
+    assert_eq!(*mapped(&*mapping, 4096, 100), [2; 100]);
+    assert_eq!(pages(mapped(&*mapping, 0, 8192)), [1, 2]);
+    file.write_at(4096, &block(3)).unwrap();
+    file.set_size(4 * 4096).unwrap();
+    file.sync().unwrap();
+    assert_eq!(mapped(&*mapping, 0, 4096).as_ptr(), first.as_ptr());
+    assert_eq!(*mapped(&*mapping, 4096, 100), [3; 100]);
+    assert_eq!(pages(mapped(&*mapping, 0, 4 * 4096)), [1, 3, 0, 0]);
+    // Who writes where a slice lives breaks a promise, but here nothing else.
+    file.write_at(0, &block(4)).unwrap();
+    assert_eq!(*mapped(&*mapping, 0, 4096), block(4));
+    assert_eq!(*first, block(1));
+    // A mapping is of the file: neither its name nor a handle is needed.
+    disk.remove(&at("a")).unwrap();
+    disk.sync_dir(Path::new("/d")).unwrap();
+    drop(file);
+    disk.sync_dir(Path::new("/d")).unwrap();
+    assert_eq!(pages(mapped(&*mapping, 0, 8192)), [4, 3]);
+    // Many copies, none of which moves.
+    let ones: Vec<_> = (1..1000).map(|n| mapped(&*mapping, 0, n)).collect();
+    assert!(ones.iter().all(|slice| slice.iter().all(|&b| b == 4)));
+    drop(mapping);
+    disk.sync_dir(Path::new("/d")).unwrap();
+    assert!(disk.0.lock().inodes.is_empty());
+}
+
+#[test]
+fn a_power_cut_keeps_or_loses_a_size_that_was_not_synced() {
+    let (disk, file, mapping) = mapped_with("a");
+    file.write_at(0, &[1; 8192]).unwrap();
+    file.sync().unwrap();
+    let images = |disk: &SimDisk| -> BTreeSet<Vec<u8>> {
+        let images = after_cut(disk, "a").into_iter();
+        images.map(|image| pages(&image)).collect()
+    };
+    // Grown, cut and grown again: a prefix of that.
+    file.set_size(3 * 4096).unwrap();
+    file.set_size(4096).unwrap();
+    file.set_size(4 * 4096).unwrap();
+    assert_eq!(file.size().unwrap(), 4 * 4096);
+    assert_eq!(pages(mapped(&*mapping, 0, 4 * 4096)), [1, 0, 0, 0]);
+    let prefixes = [&[1][..], &[1, 0, 0, 0], &[1, 1], &[1, 1, 0]];
+    assert!(images(&disk).iter().eq(prefixes));
+    assert!(images(&disk.process_kill()).iter().eq(prefixes));
+    assert!(images(&disk.fork()).iter().eq(prefixes));
+    let killed = disk.process_kill();
+    assert_eq!(pages(&killed.read_file(&at("a")).unwrap()), [1, 0, 0, 0]);
+    // A failed sync decides nothing about sizes, one that succeeds does.
+    disk.fail_sync_at(disk.syncs());
+    assert_eq!(file.sync().unwrap_err().raw_os_error(), Some(EIO));
+    assert!(images(&disk).iter().eq(prefixes));
+    file.sync().unwrap();
+    assert!(images(&disk).iter().eq([&[1, 0, 0, 0]]));
+    assert_eq!(pages(&disk.read_file(&at("a")).unwrap()), [1, 0, 0, 0]);
+}
+
+#[test]
+fn unsynced_writes_to_a_mapped_file_survive_or_not_with_or_without_its_size() {
+    let (disk, file, mapping) = mapped_with("a");
+    file.set_size(4 * 4096).unwrap();
+    file.write_at(4096, &block(1)).unwrap();
+    assert_eq!(pages(mapped(&*mapping, 0, 4 * 4096)), [0, 1, 0, 0]);
+    let images = after_cut(&disk, "a");
+    let [none, all] = [[0; 16384].to_vec(), disk.read_file(&at("a")).unwrap()];
+    for image in [&none, &all, &all[..8192].to_vec(), &Vec::new()] {
+        assert!(images.contains(image));
+    }
+    file.sync().unwrap();
+    assert!(after_cut(&disk, "a").iter().all(|i| *i == all));
+}
+
+#[test]
+fn what_a_size_cut_off_does_not_come_back() {
+    let (disk, file, mapping) = mapped_with("a");
+    // No sync saves this write, and it stays visible until it is cut off.
+    file.write_at(4096, &block(1)).unwrap();
+    disk.fail_sync_at(disk.syncs());
+    file.sync().unwrap_err();
+    file.write_at(0, &block(2)).unwrap();
+    file.sync().unwrap();
+    assert_eq!(pages(mapped(&*mapping, 0, 8192)), [2, 1]);
+    file.set_size(4096).unwrap();
+    file.set_size(3 * 4096).unwrap();
+    assert_eq!(pages(mapped(&*mapping, 0, 3 * 4096)), [2, 0, 0]);
+    file.sync().unwrap();
+    // Not through the mapping, which knows that a sync changes nothing.
+    assert_eq!(pages(&disk.read_file(&at("a")).unwrap()), [2, 0, 0]);
+    assert!(after_cut(&disk, "a").iter().all(|i| pages(i) == [2, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_takes_the_size_below_it_along() {
+    let (disk, file, _mapping) = mapped_with("a");
+    file.write_at(0, &[1; 3 * 4096]).unwrap();
+    file.sync().unwrap();
+    file.set_size(4096).unwrap();
+    let other = disk.open(&at("a"), true).unwrap();
+    let commit = other.commit(2 * 4096, blocks(2), false);
+    file.set_size(4 * 4096).unwrap();
+    commit.await.0.unwrap();
+    assert_eq!(pages(&disk.read_file(&at("a")).unwrap()), [1, 0, 2, 0]);
+    let images = after_cut(&disk, "a");
+    let images: BTreeSet<_> = images.iter().map(|i| pages(i)).collect();
+    assert!(images.iter().eq([&[1, 0, 2][..], &[1, 0, 2, 0]]));
+}
+
+#[test]
+fn flipped_bits_show_in_a_mapping() {
+    let (disk, file, mapping) = mapped_with("a");
+    file.write_at(0, &block(0)).unwrap();
+    file.sync().unwrap();
+    file.write_at(4096, &block(0)).unwrap();
+    file.set_size(3 * 4096).unwrap();
+    // Durable, cached, and a zero that only the size tells of.
+    for page in 0..3 {
+        let offset = page * 4096;
+        assert_eq!(mapped(&*mapping, offset, 4096)[9], 0);
+        disk.flip_bit(&at("a"), (offset + 9) * 8 + 2);
+        let bytes = mapped(&*mapping, offset, 4096);
+        assert_eq!(bytes[8..11], [0, 4, 0]);
+        disk.flip_bit(&at("a"), (offset + 9) * 8 + 2);
+        assert_eq!(*mapped(&*mapping, offset, 4096), block(0));
+        disk.flip_bit(&at("a"), (offset + 9) * 8 + 2);
+    }
+    file.sync().unwrap();
+    let visible = mapped(&*mapping, 0, 3 * 4096);
+    assert_eq!(visible.iter().filter(|&&b| b == 4).count(), 3);
+    assert!(after_cut(&disk, "a").iter().all(|i| i == visible));
+}
+
+#[test]
+fn mapped_files_meet_the_same_faults() {
+    let disk = SimDisk::new(1);
+    disk.create_dir(Path::new("/d")).unwrap();
+    let file = disk.create_mapped(&at("a")).unwrap();
+    let exists = disk.create_mapped(&at("a")).map(drop).unwrap_err();
+    assert_eq!(exists.kind(), io::ErrorKind::AlreadyExists);
+    let reader = disk.open_mapped(&at("a"), false).unwrap();
+    for denied in [reader.write_at(0, &block(1)), reader.set_size(0)] {
+        assert_eq!(denied.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+    disk.capacity(2 * 4096);
+    let full = file.set_size(3 * 4096).unwrap_err();
+    assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    file.set_size(2 * 4096).unwrap();
+    disk.fail_write_at(disk.writes());
+    assert!(file.write_at(0, &block(1)).is_err());
+    // Two tries to create, two sizes, one write.
+    assert_eq!((disk.operations(), disk.writes(), disk.syncs()), (5, 1, 0));
+    let mapping = reader.map(2 * 4096).unwrap();
+    assert_eq!(mapping.bytes(), 2 * 4096);
+    assert_eq!(pages(mapped(&*mapping, 0, 8192)), [0, 0]);
+    disk.crash_at(8);
+    file.write_at(0, &block(2)).unwrap();
+    file.sync().unwrap();
+    file.set_size(4096).unwrap();
+    assert!(!disk.crashed());
+    assert!(file.set_size(8192).is_err() && disk.crashed());
+    assert!(file.sync().is_err() && file.size().is_err() && file.map(0).is_err());
+    assert!(disk.open_mapped(&at("a"), false).is_err());
+    assert_eq!(*mapped(&*mapping, 0, 4096), block(2));
+    assert_eq!((disk.operations(), disk.writes(), disk.syncs()), (8, 2, 1));
+}
+
+#[test]
+#[should_panic(expected = "bytes that the file has")]
+fn slices_beyond_the_file_are_a_bug() {
+    let (_disk, file, mapping) = mapped_with("a");
+    file.set_size(4096).unwrap();
+    mapped(&*mapping, 0, 4097);
+}
+
+#[test]
+#[should_panic(expected = "of a mapping of 4096 bytes")]
+fn slices_beyond_the_mapping_are_a_bug() {
+    let (_disk, file, _) = mapped_with("a");
+    file.set_size(8192).unwrap();
+    mapped(&*file.map(4096).unwrap(), 4096, 1);
+}

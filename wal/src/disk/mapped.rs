@@ -1,0 +1,94 @@
+//! Files that are written through the page cache and read through a mapping.
+//!
+//! Kept true: a reference into a mapping covers just the bytes that were asked
+//! for, never the rest, which others may be writing or which may not be in the
+//! file; and it borrows the mapping, so that it can't outlive it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{MappedFile, Mapping};
+use crate::blocks::BLOCK_BYTES;
+
+mod fault;
+
+/// A file of the operating system; never `O_DIRECT`, which would go past the
+/// pages that the mapping shows.
+pub(super) struct RealMappedFile {
+    file: File,
+    path: Arc<[u8]>,
+}
+
+impl RealMappedFile {
+    pub(super) fn open(options: &OpenOptions, path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            file: options.open(path)?,
+            path: path.as_os_str().as_bytes().into(),
+        })
+    }
+}
+
+impl MappedFile for RealMappedFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn map(&self, bytes: u64) -> io::Result<Box<dyn Mapping>> {
+        let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let memory = MmapOptions::new()
+            .len(bytes)
+            .map_raw_read_only(&self.file)?;
+        let name = fault::Named::new(memory.as_ptr().addr(), bytes, Arc::clone(&self.path))?;
+        Ok(Box::new(RealMapping {
+            _name: name,
+            memory,
+        }))
+    }
+}
+
+/// Its name goes first: the address may be somebody else's once it is unmapped.
+struct RealMapping {
+    _name: fault::Named,
+    memory: MmapRaw,
+}
+
+impl Mapping for RealMapping {
+    fn bytes(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn slice(&self, offset: u64, bytes: usize) -> &[u8] {
+        let mapped = self.memory.len();
+        let start = usize::try_from(offset).ok();
+        let start = start.filter(|start| {
+            let end = start.checked_add(bytes);
+            start.is_multiple_of(BLOCK_BYTES) && end.is_some_and(|end| end <= mapped)
+        });
+        let start = start.unwrap_or_else(|| {
+            panic!("{bytes} bytes at {offset:#x} of a mapping of {mapped} bytes")
+        });
+        // SAFETY: checked above, `start..start + bytes` lies inside the
+        // mapping, which is readable and lives as long as `self`. The caller
+        // promises that the file has these bytes and that nobody changes them.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(start), bytes) }
+    }
+}
