@@ -1,0 +1,253 @@
+//! Checkpoints: the file catches up with memory while applying goes on.
+//!
+//! Kept true, so that a crash at any moment leaves a whole checkpoint:
+//! 1. Pages are written only where the two checkpoints on disk have none.
+//! 2. The meta page is written after everything it leads to is durable.
+//! 3. It replaces the older of the two.
+
+use std::sync::atomic::Ordering;
+
+use crate::error::EngineError;
+use crate::format::{
+    MAGIC, META_PAGES, Meta, PAGE_BYTES, PageKind, RUN_HEADER_BYTES, RunHeader, VERSION, run_pages,
+    seal,
+};
+use crate::node::Child;
+use crate::open::encode_facts;
+use crate::pages::Content;
+use crate::position::Applied;
+use crate::space::FrozenMap;
+use crate::store::{Durable, Store};
+use crate::tables::{STATE_NAME, Table};
+
+/// Pages looked up, written or let go of at once.
+const STEP_PAGES: usize = 256;
+/// Most bytes of one write, longer runs aside.
+const WRITE_BYTES: usize = 1 << 20;
+
+/// A checkpoint under way. Between its steps anything may happen to the store.
+pub(crate) struct Checkpoint {
+    generation: u64,
+    applied: Applied,
+    roots: [Child; Table::ALL.len()],
+    end: u64,
+    /// Pages that this generation changed, in order.
+    pages: Vec<u64>,
+    map: FrozenMap,
+    written: usize,
+    buffer: Vec<u8>,
+    /// Where the buffer's first byte belongs.
+    buffer_page: u64,
+}
+
+impl Store {
+    /// Makes everything that is applied durable in the file. Meant for a
+    /// thread of its own: it waits for the disk, nobody waits for it.
+    pub fn checkpoint(&self) -> Result<(), EngineError> {
+        if self.tables.read().facts.applied == self.durable.lock().applied
+            && self.durable.lock().generation > 0
+        {
+            return Ok(());
+        }
+        self.force_checkpoint()
+    }
+
+    pub(crate) fn force_checkpoint(&self) -> Result<(), EngineError> {
+        let mut checkpoint = self.begin_checkpoint()?;
+        while checkpoint.step(self)? {}
+        checkpoint.finish(self)
+    }
+
+    /// Asks the background work for a checkpoint, because the log has grown.
+    pub fn request_checkpoint(&self) {
+        self.checkpoint_wanted.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
+    /// Ends the current generation.
+    pub(crate) fn begin_checkpoint(&self) -> Result<Checkpoint, EngineError> {
+        self.running()?;
+        let _writer = self.writer.lock();
+        let mut tables = self.tables.write();
+        let facts = encode_facts(&tables.facts);
+        tables.put_record(Table::Records, STATE_NAME, facts)?;
+        let generation = tables.pages.generation();
+        let (pages, map) = tables.pages.freeze();
+        self.log_bytes.store(0, Ordering::Relaxed);
+        self.checkpoint_wanted.store(false, Ordering::Relaxed);
+        let checkpoint = Checkpoint {
+            generation,
+            applied: tables.facts.applied,
+            roots: tables.roots,
+            end: tables.pages.space.end(),
+            pages,
+            map,
+            written: 0,
+            buffer: Vec::with_capacity(WRITE_BYTES),
+            buffer_page: 0,
+        };
+        Ok(checkpoint)
+    }
+}
+
+impl Checkpoint {
+    /// Writes some pages; `false` when there are no more.
+    pub(crate) fn step(&mut self, store: &Store) -> Result<bool, EngineError> {
+        self.write_some(store).map_err(|error| store.stop(error))
+    }
+
+    fn write_some(&mut self, store: &Store) -> Result<bool, EngineError> {
+        if self.written == 0 {
+            self.pages.sort_unstable();
+            self.pages.dedup();
+        }
+        let next = self.pages.len().min(self.written + STEP_PAGES);
+        let contents: Vec<(u64, Content)> = {
+            let tables = store.tables.read();
+            self.pages[self.written..next]
+                .iter()
+                .filter_map(|&page| Some((page, tables.pages.frozen(page, self.generation)?)))
+                .collect()
+        };
+        for (page, content) in contents {
+            match content {
+                Content::Node(bytes) => {
+                    self.write(store, page, |out| out.copy_from_slice(&bytes), bytes.len())?
+                }
+                Content::Value(value) => self.write_run(store, page, PageKind::Value, &value)?,
+            }
+        }
+        self.written = next;
+        Ok(next < self.pages.len())
+    }
+
+    /// Adds a run that is not a node.
+    fn write_run(
+        &mut self,
+        store: &Store,
+        page: u64,
+        kind: PageKind,
+        content: &[u8],
+    ) -> Result<(), EngineError> {
+        let pages = run_pages(content.len());
+        let header = RunHeader {
+            kind: kind as u8,
+            pages: u32::try_from(pages).expect("runs are below 16 TiB"),
+            bytes: u32::try_from(content.len()).expect("values are below 4 GiB"),
+            ..RunHeader::default()
+        };
+        let fill = |out: &mut [u8]| {
+            out[..RUN_HEADER_BYTES].copy_from_slice(&header.encode());
+            out[RUN_HEADER_BYTES..][..content.len()].copy_from_slice(content);
+        };
+        self.write(store, page, fill, pages as usize * PAGE_BYTES)
+    }
+
+    /// Adds a run to the buffer, which holds only runs that lie side by side.
+    fn write(
+        &mut self,
+        store: &Store,
+        page: u64,
+        fill: impl FnOnce(&mut [u8]),
+        bytes: usize,
+    ) -> Result<(), EngineError> {
+        let next = self.buffer_page + (self.buffer.len() / PAGE_BYTES) as u64;
+        if page != next || self.buffer.len() + bytes > WRITE_BYTES {
+            self.flush(store)?;
+            self.buffer_page = page;
+        }
+        let start = self.buffer.len();
+        self.buffer.resize(start + bytes, 0);
+        let run = &mut self.buffer[start..];
+        fill(run);
+        seal(run, page, self.generation);
+        Ok(())
+    }
+
+    fn flush(&mut self, store: &Store) -> Result<(), EngineError> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        store
+            .file
+            .write_at(self.buffer_page * PAGE_BYTES as u64, &self.buffer)
+            .map_err(|error| store.disk_error(error))?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Writes what leads to the pages, and lets go of their memory.
+    pub(crate) fn finish(mut self, store: &Store) -> Result<(), EngineError> {
+        self.write_rest(store).map_err(|error| store.stop(error))?;
+        store
+            .tables
+            .write()
+            .pages
+            .map_end()
+            .map_err(|error| store.stop(error))?;
+        for pages in self.pages.chunks(STEP_PAGES) {
+            let memory = store.tables.write().pages.thaw(pages, self.generation);
+            drop(memory);
+        }
+        store.tables.write().pages.space.reclaim(self.generation);
+        let mut durable = store.durable.lock();
+        *durable = Durable {
+            generation: self.generation,
+            applied: self.applied,
+            applied_before: durable.applied,
+        };
+        Ok(())
+    }
+
+    fn write_rest(&mut self, store: &Store) -> Result<(), EngineError> {
+        for (page, chunk) in std::mem::take(&mut self.map.chunks) {
+            let bytes: Vec<u8> = chunk.iter().flat_map(|word| word.to_le_bytes()).collect();
+            self.write_run(store, page, PageKind::Map, &bytes)?;
+        }
+        let places: Vec<u8> = self
+            .map
+            .places
+            .iter()
+            .flat_map(|page| page.to_le_bytes())
+            .collect();
+        self.write_run(store, self.map.index.page, PageKind::MapIndex, &places)?;
+        self.flush(store)?;
+        let fail = |error| store.disk_error(error);
+        store.file.sync().map_err(fail)?;
+        let place = self.generation % META_PAGES;
+        let mut page = vec![0; PAGE_BYTES];
+        page[..Meta::BYTES].copy_from_slice(&self.meta(store.config.store).encode());
+        seal(&mut page, place, self.generation);
+        store
+            .file
+            .write_at(place * PAGE_BYTES as u64, &page)
+            .map_err(fail)?;
+        store.file.sync().map_err(fail)
+    }
+
+    fn meta(&self, store: u128) -> Meta {
+        let [current, history, changes, leases, staged, records] = self.roots;
+        Meta {
+            kind: PageKind::Meta as u8,
+            pages: 1,
+            version: VERSION,
+            magic: MAGIC,
+            store,
+            end: self.end,
+            map_index: self.map.index.page,
+            current: current.page,
+            current_count: current.count,
+            history: history.page,
+            history_count: history.count,
+            changes: changes.page,
+            changes_count: changes.count,
+            leases: leases.page,
+            leases_count: leases.count,
+            staged: staged.page,
+            staged_count: staged.count,
+            records: records.page,
+            records_count: records.count,
+            ..Meta::default()
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What can go wrong, grouped by what the caller may do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::position::{Revision, Ticket};
+
+/// A request that is refused; nothing has changed. The texts are etcd's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reject {
+    /// An empty key.
+    #[error("etcdserver: key is not provided")]
+    EmptyKey,
+    /// `ignore_value` with a value.
+    #[error("etcdserver: value is provided")]
+    ValueProvided,
+    /// `ignore_lease` with a lease.
+    #[error("etcdserver: lease is provided")]
+    LeaseProvided,
+    /// `ignore_value` or `ignore_lease` for a key that isn't there; also a
+    /// step of a transaction that says nothing.
+    #[error("etcdserver: key not found")]
+    KeyNotFound,
+    /// More steps or comparisons than allowed.
+    #[error("etcdserver: too many operations in txn request")]
+    TooManyOps,
+    /// A key that a transaction would change twice.
+    #[error("etcdserver: duplicate key given in txn request")]
+    DuplicateKey,
+    /// No such lease.
+    #[error("etcdserver: requested lease not found")]
+    LeaseNotFound,
+    /// The revision is below the compaction floor.
+    #[error("etcdserver: mvcc: required revision has been compacted")]
+    Compacted,
+    /// The revision is above the newest one.
+    #[error("etcdserver: mvcc: required revision is a future revision")]
+    FutureRevision,
+}
+
+/// Why an operation of the engine failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The request is refused: tell the client.
+    #[error(transparent)]
+    Reject(#[from] Reject),
+    /// The answer hangs on the revision that this ticket will be granted: ask
+    /// again when it is known. It may be the request's own.
+    #[error("the answer hangs on a revision that is not granted yet")]
+    Ungranted(Ticket),
+    /// The answer hangs on a transaction across ranges that is not decided
+    /// yet: ask again when it is.
+    #[error("keys are held by an undecided transaction at revision {0}")]
+    Undecided(Revision),
+    /// What was to be applied can't be: the layer above broke its contract.
+    #[error("log entry {index} can't be applied: {reason}")]
+    Unappliable {
+        /// Index of the entry.
+        index: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The file is not what was written: this replica must be rebuilt.
+    #[error("{}: page {page}: {reason}", file.display())]
+    Damaged {
+        /// The file.
+        file: PathBuf,
+        /// The page, counted in units of 4 KiB.
+        page: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The file is of a kind or version that this program can't read.
+    #[error("{}: {reason}", file.display())]
+    Foreign {
+        /// The file.
+        file: PathBuf,
+        /// What it is.
+        reason: String,
+    },
+    /// The disk failed; final for this process.
+    #[error("{}: {error}", file.display())]
+    Disk {
+        /// The file.
+        file: PathBuf,
+        /// What the disk said.
+        error: io::Error,
+    },
+    /// An earlier failure stopped this store.
+    #[error("the store has stopped: {0}")]
+    Stopped(String),
+}

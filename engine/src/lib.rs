@@ -1,0 +1,44 @@
+//! The state of one range replica: what etcd promises about keys, revisions,
+//! history and leases attached to keys, on a memory-mapped B-tree.
+//!
+//! The crate refuses to know Raft, the network and the clock.
+
+mod apply;
+mod checkpoint;
+mod counts;
+mod effects;
+mod entry;
+mod error;
+mod evaluate;
+mod events;
+pub mod format;
+mod hash;
+mod keys;
+mod node;
+mod open;
+mod pages;
+mod pending;
+mod position;
+mod read;
+mod request;
+mod snapshot;
+mod space;
+mod store;
+mod sweep;
+mod sync;
+mod tables;
+mod tend;
+mod tree;
+mod version;
+
+pub use effects::{Effect, Effects};
+pub use entry::{Entry, Step};
+pub use error::{EngineError, Reject};
+pub use evaluate::{Evaluated, check, evaluate, range};
+pub use events::{Event, EventKind};
+pub use keys::KeyRange;
+pub use pending::{Changes, Pending};
+pub use position::{Applied, Change, Revision, Ticket};
+pub use request::*;
+pub use snapshot::{Install, Piece, Snapshot};
+pub use store::{Config, ContentHash, Store};

@@ -1,0 +1,224 @@
+//! Copies of a store: the pages of its last checkpoint, while it goes on.
+//!
+//! Kept true: as long as a snapshot lives, none of its pages is written. Each
+//! run is checked when it is read and again when it is installed, and the
+//! copy has its name only once all of it is durable.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pontoon_wal::disk::{Disk, MappedFile};
+
+use crate::error::EngineError;
+use crate::format::{META_PAGES, PAGE_BYTES, PageHeader};
+use crate::open::{View, unfinished_name};
+use crate::pages::check_run;
+use crate::position::Applied;
+use crate::space::{Chunk, is_marked};
+use crate::store::Store;
+
+/// Most bytes of a piece, longer runs aside.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A checkpoint that stands still.
+pub struct Snapshot {
+    store: Arc<Store>,
+    generation: u64,
+    applied: Applied,
+    meta: Piece,
+    used: Vec<Arc<Chunk>>,
+    end: u64,
+}
+
+/// Pages that lie side by side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Number of the first.
+    pub page: u64,
+    /// Their bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Store {
+    /// The last checkpoint, kept as it is until the snapshot is dropped.
+    pub fn snapshot(self: &Arc<Self>) -> Result<Snapshot, EngineError> {
+        let durable = *self.durable.lock();
+        self.tables.write().pages.space.pin(durable.generation);
+        // From here on dropping the snapshot unpins it.
+        let mut snapshot = Snapshot {
+            store: Arc::clone(self),
+            generation: durable.generation,
+            applied: durable.applied,
+            meta: Piece {
+                page: durable.generation % META_PAGES,
+                bytes: Vec::new(),
+            },
+            used: Vec::new(),
+            end: 0,
+        };
+        let view = View::new(&self.path, &*self.file)?;
+        let meta = view.meta(snapshot.meta.page)?;
+        if meta.generation != durable.generation {
+            // Two checkpoints went by meanwhile.
+            drop(snapshot);
+            return self.snapshot();
+        }
+        snapshot.meta.bytes = view.page(snapshot.meta.page).to_vec();
+        snapshot.used = view.map(&meta)?.used;
+        snapshot.end = meta.end;
+        Ok(snapshot)
+    }
+}
+
+impl Snapshot {
+    /// The log entry up to which everything is in it.
+    #[must_use]
+    pub fn applied(&self) -> Applied {
+        self.applied
+    }
+
+    /// Bytes of all its pages.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let pages: u64 = self
+            .used
+            .iter()
+            .flat_map(|chunk| chunk.iter())
+            .map(|word| u64::from(word.count_ones()))
+            .sum();
+        pages * PAGE_BYTES as u64
+    }
+
+    /// The next pages from `page` on; `None` when there are no more. The last
+    /// piece is the one that makes the others a store.
+    pub fn read(&self, page: u64) -> Result<Option<Piece>, EngineError> {
+        if page > self.end {
+            return Ok(None);
+        }
+        let start = (page.max(META_PAGES)..self.end).find(|page| is_marked(&self.used, *page));
+        let Some(start) = start else {
+            let mut meta = self.meta.clone();
+            // Beyond all pages, so that the next call finds nothing.
+            meta.page += self.end + 1;
+            return Ok(Some(meta));
+        };
+        let tables = self.store.tables.read();
+        let mut bytes = Vec::new();
+        let mut page = start;
+        while bytes.len() < PIECE_BYTES && page < self.end && is_marked(&self.used, page) {
+            let run = tables.pages.on_disk(page)?;
+            bytes.extend_from_slice(run);
+            page += (run.len() / PAGE_BYTES) as u64;
+        }
+        Ok(Some(Piece { page: start, bytes }))
+    }
+}
+
+impl Piece {
+    /// The page to read on from.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.page + (self.bytes.len() / PAGE_BYTES) as u64
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        self.store.tables.write().pages.space.unpin(self.generation);
+    }
+}
+
+/// A copy that is being written.
+pub struct Install {
+    path: PathBuf,
+    file: Arc<dyn MappedFile>,
+    meta: Option<(u64, Vec<u8>)>,
+}
+
+impl Install {
+    /// Begins a copy that will be at `path`, in place of what is there.
+    pub fn begin(disk: &dyn Disk, path: &Path) -> Result<Self, EngineError> {
+        let unfinished = unfinished_name(path);
+        let fail = |error| EngineError::Disk {
+            file: unfinished.clone(),
+            error,
+        };
+        let dir = path.parent().unwrap_or(Path::new(""));
+        let names = disk.list(dir).map_err(fail)?;
+        if names
+            .iter()
+            .any(|name| Some(name.as_ref()) == unfinished.file_name())
+        {
+            disk.remove(&unfinished).map_err(fail)?;
+        }
+        let file = disk.create_mapped(&unfinished).map_err(fail)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            meta: None,
+        })
+    }
+
+    /// Writes a piece, if all of it is whole.
+    pub fn add(&mut self, piece: &Piece) -> Result<(), EngineError> {
+        let mut rest = &piece.bytes[..];
+        let mut page = piece.page;
+        while !rest.is_empty() {
+            let header = PageHeader::decode(rest);
+            let pages = header.map_or(0, |header| header.pages as usize);
+            let run = rest
+                .split_at_checked(pages.saturating_mul(PAGE_BYTES))
+                .filter(|_| pages > 0);
+            let Some((run, after)) = run else {
+                return Err(self.damaged(page, "a piece of a snapshot is cut off"));
+            };
+            let header = header.unwrap_or_default();
+            if header.page < META_PAGES {
+                self.meta = Some((header.page, run.to_vec()));
+                return Ok(());
+            }
+            check_run(run, page).map_err(|reason| self.damaged(page, reason))?;
+            page += pages as u64;
+            rest = after;
+        }
+        let offset = piece.page * PAGE_BYTES as u64;
+        self.file
+            .write_at(offset, &piece.bytes)
+            .map_err(|error| self.disk_error(error))
+    }
+
+    /// Gives the copy its name.
+    pub fn finish(self, disk: &dyn Disk) -> Result<(), EngineError> {
+        let Some((page, bytes)) = &self.meta else {
+            return Err(self.damaged(0, "the snapshot has no end"));
+        };
+        let fail = |error| self.disk_error(error);
+        self.file.sync().map_err(fail)?;
+        self.file
+            .write_at(page * PAGE_BYTES as u64, bytes)
+            .map_err(fail)?;
+        self.file.sync().map_err(fail)?;
+        let view = View::new(&self.path, &*self.file)?;
+        view.map(&view.meta(*page)?)?;
+        drop(view);
+        disk.rename(&unfinished_name(&self.path), &self.path)
+            .map_err(fail)?;
+        disk.sync_dir(self.path.parent().unwrap_or(Path::new("")))
+            .map_err(fail)
+    }
+
+    fn damaged(&self, page: u64, reason: &str) -> EngineError {
+        EngineError::Damaged {
+            file: self.path.clone(),
+            page,
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn disk_error(&self, error: std::io::Error) -> EngineError {
+        EngineError::Disk {
+            file: self.path.clone(),
+            error,
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The state of one range replica.
+//!
+//! Kept true:
+//! - One writer at a time (`writer`): applying an entry, ending a generation,
+//!   sweeping what was compacted. So a checkpoint has whole entries.
+//! - Readers share `tables` for short stretches and see, at a revision, what
+//!   never changes; a writer takes it for one change at a time.
+//! - `writer` is taken before `tables`, `tables` before `reads`, and nothing
+//!   after `reads`, `recent` or `counts`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::sync::{Mutex, RwLock};
+use bytes::Bytes;
+use pontoon_wal::disk::MappedFile;
+use tokio::sync::Notify;
+
+use crate::counts::Counts;
+use crate::effects::Effects;
+use crate::error::EngineError;
+use crate::events::Recent;
+use crate::keys::KeyRange;
+use crate::node::{Child, Item};
+use crate::pages::Pages;
+use crate::position::{Applied, Change, Revision};
+use crate::tables::{Table, record_key};
+use crate::tree;
+
+/// What can be chosen about a store.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Which store this is; a file of another one is refused.
+    pub store: u128,
+    /// Changed pages in memory that start a checkpoint.
+    pub dirty_bytes_max: usize,
+    /// Bytes of applied entries since the last checkpoint that start another
+    /// one, so that the log can be shortened.
+    pub log_bytes_max: u64,
+    /// Memory for the newest events.
+    pub recent_bytes_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            store: 0,
+            dirty_bytes_max: 64 << 20,
+            log_bytes_max: 256 << 20,
+            recent_bytes_max: 16 << 20,
+        }
+    }
+}
+
+/// Sums of hashes: equal for replicas with equal content, whatever their
+/// files look like. The sum of several ranges is that of the range they make.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContentHash {
+    /// Of all versions of all keys that can still be read.
+    pub keys: u64,
+    /// Of the records of the layer above.
+    pub records: u64,
+}
+
+/// The state of one range replica, in one file.
+pub struct Store {
+    pub(crate) config: Config,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<dyn MappedFile>,
+    pub(crate) writer: Mutex<()>,
+    pub(crate) tables: RwLock<Tables>,
+    /// Revisions that unfinished reads need, with how many do.
+    pub(crate) reads: Mutex<BTreeMap<Revision, usize>>,
+    pub(crate) recent: Mutex<Recent>,
+    pub(crate) counts: Mutex<Counts>,
+    /// Generation of the last checkpoint on disk.
+    pub(crate) durable: Mutex<Durable>,
+    pub(crate) log_bytes: AtomicU64,
+    /// There is something to do in the background.
+    pub(crate) wake: Notify,
+    pub(crate) checkpoint_wanted: AtomicBool,
+    pub(crate) closing: AtomicBool,
+    pub(crate) failure: OnceLock<String>,
+}
+
+/// The checkpoint that a crash would leave us with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Durable {
+    pub(crate) generation: u64,
+    pub(crate) applied: Applied,
+    /// What the checkpoint before it had applied.
+    pub(crate) applied_before: Applied,
+}
+
+/// All tables, and what is known of them as a whole.
+pub(crate) struct Tables {
+    pub(crate) pages: Pages,
+    pub(crate) roots: [Child; Table::ALL.len()],
+    pub(crate) facts: Facts,
+    /// Effects of undecided transactions.
+    pub(crate) staged: BTreeMap<Revision, Effects>,
+    /// How often a transaction was committed below newer revisions.
+    pub(crate) late: u64,
+}
+
+/// What is known of the tables as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// The newest revision that is visible here.
+    pub(crate) revision: Revision,
+    /// The highest revision of a write or a stage.
+    pub(crate) last: Revision,
+    /// The lowest revision that can be read.
+    pub(crate) floor: Revision,
+    /// The floor that was last swept up to completely.
+    pub(crate) swept: Revision,
+    /// The change where the sweep goes on.
+    pub(crate) sweep: Change,
+    pub(crate) applied: Applied,
+    pub(crate) bounds: KeyRange,
+    pub(crate) hash: ContentHash,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self {
+            revision: Revision::FIRST,
+            last: Revision::FIRST,
+            floor: Revision(-1),
+            swept: Revision(-1),
+            sweep: Change::default(),
+            applied: Applied::default(),
+            bounds: KeyRange::all(),
+            hash: ContentHash::default(),
+        }
+    }
+}
+
+impl Tables {
+    pub(crate) fn root(&self, table: Table) -> Child {
+        self.roots[table as usize]
+    }
+
+    pub(crate) fn get(&self, table: Table, key: &[u8]) -> Result<Option<Item<'_>>, EngineError> {
+        tree::get(&self.pages, self.root(table), key)
+    }
+
+    pub(crate) fn seek(&self, table: Table, key: &[u8]) -> Result<tree::Cursor<'_>, EngineError> {
+        tree::Cursor::seek(&self.pages, self.root(table), key)
+    }
+
+    pub(crate) fn rank(&self, table: Table, key: &[u8]) -> Result<u64, EngineError> {
+        tree::rank(&self.pages, self.root(table), key)
+    }
+
+    pub(crate) fn put(
+        &mut self,
+        table: Table,
+        key: &[u8],
+        item: Item<'_>,
+    ) -> Result<(), EngineError> {
+        tree::put(&mut self.pages, &mut self.roots[table as usize], key, item).map(|_| ())
+    }
+
+    /// Like [`Tables::put`], for records that may be long and that end with
+    /// what they are replaced by.
+    pub(crate) fn put_record(
+        &mut self,
+        table: Table,
+        key: &[u8],
+        content: Bytes,
+    ) -> Result<(), EngineError> {
+        const INLINE_BYTES_MAX: usize = 1024;
+        let (payload, run) = match content.len() > INLINE_BYTES_MAX {
+            true => (Bytes::new(), Some(self.pages.add_value(content))),
+            false => (content, None),
+        };
+        let item = Item {
+            payload: &payload,
+            run,
+        };
+        let old = tree::put(&mut self.pages, &mut self.roots[table as usize], key, item)?;
+        if let Some(Some(run)) = old {
+            self.pages.give_up_value(run);
+        }
+        Ok(())
+    }
+
+    /// What [`Tables::put_record`] stored.
+    pub(crate) fn record(&self, table: Table, key: &[u8]) -> Result<Option<&[u8]>, EngineError> {
+        match self.get(table, key)? {
+            None => Ok(None),
+            Some(Item { run: Some(run), .. }) => self.pages.value(run).map(Some),
+            Some(Item { payload, .. }) => Ok(Some(payload)),
+        }
+    }
+
+    /// Removes an entry and the value that it keeps elsewhere.
+    pub(crate) fn remove(&mut self, table: Table, key: &[u8]) -> Result<bool, EngineError> {
+        let old = tree::remove(&mut self.pages, &mut self.roots[table as usize], key)?;
+        if let Some(Some(run)) = old {
+            self.pages.give_up_value(run);
+        }
+        Ok(old.is_some())
+    }
+
+    pub(crate) fn damaged_record(&self, table: Table, key: &[u8]) -> EngineError {
+        self.pages.damaged(
+            self.root(table).page,
+            &format!(
+                "the record of {:?} in {} makes no sense",
+                key.escape_ascii().to_string(),
+                table.name()
+            ),
+        )
+    }
+}
+
+impl Store {
+    /// The newest revision that is visible.
+    pub fn revision(&self) -> Revision {
+        self.tables.read().facts.revision
+    }
+
+    /// The highest revision of anything applied, staged transactions included.
+    pub fn last_revision(&self) -> Revision {
+        self.tables.read().facts.last
+    }
+
+    /// The lowest revision that can be read; below 0 before the first compaction.
+    pub fn floor(&self) -> Revision {
+        self.tables.read().facts.floor
+    }
+
+    /// The log entry up to which everything is applied.
+    pub fn applied(&self) -> Applied {
+        self.tables.read().facts.applied
+    }
+
+    /// The log entries after this one are needed to recover, whichever of the
+    /// two checkpoints in the file survives.
+    pub fn log_needed_after(&self) -> Applied {
+        self.durable.lock().applied_before
+    }
+
+    /// The keys that this store is responsible for.
+    pub fn bounds(&self) -> KeyRange {
+        self.tables.read().facts.bounds.clone()
+    }
+
+    /// Revisions of undecided transactions, lowest first.
+    pub fn undecided(&self) -> Vec<Revision> {
+        self.tables.read().staged.keys().copied().collect()
+    }
+
+    /// What is staged at `revision`.
+    pub fn staged(&self, revision: Revision) -> Option<Effects> {
+        self.tables.read().staged.get(&revision).cloned()
+    }
+
+    /// A record of the layer above.
+    pub fn record(&self, name: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        let tables = self.tables.read();
+        let record = tables.record(Table::Records, &record_key(name))?;
+        Ok(record.map(Bytes::copy_from_slice))
+    }
+
+    /// Visits the records whose names begin with `prefix`, in order.
+    pub fn records(
+        &self,
+        prefix: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<(), EngineError> {
+        let tables = self.tables.read();
+        let prefix = record_key(prefix);
+        let mut cursor = tables.seek(Table::Records, &prefix)?;
+        let mut key = Vec::new();
+        while cursor.key_into(&mut key) && key.starts_with(&prefix) {
+            let content = tables.record(Table::Records, &key)?.unwrap_or_default();
+            visit(&key[1..], content);
+            cursor.next()?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of changed pages in memory. An executor that is faster than the
+    /// disk watches this and slows down; applying never waits.
+    pub fn dirty_bytes(&self) -> usize {
+        self.tables.read().pages.dirty_bytes()
+    }
+
+    /// Length of the file, and how much of it is free.
+    pub fn file_bytes(&self) -> (u64, u64) {
+        let tables = self.tables.read();
+        let page = crate::format::PAGE_BYTES as u64;
+        (
+            tables.pages.space.end() * page,
+            tables.pages.space.available() * page,
+        )
+    }
+
+    /// Why the store has stopped, if it has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    pub(crate) fn running(&self) -> Result<(), EngineError> {
+        match self.failure.get() {
+            None => Ok(()),
+            Some(reason) => Err(EngineError::Stopped(reason.clone())),
+        }
+    }
+
+    pub(crate) fn disk_error(&self, error: std::io::Error) -> EngineError {
+        EngineError::Disk {
+            file: self.path.clone(),
+            error,
+        }
+    }
+
+    /// Stops the store: what failed once on disk is not tried again.
+    pub(crate) fn stop(&self, error: EngineError) -> EngineError {
+        if self.failure.set(error.to_string()).is_ok() {
+            tracing::error!("{error}");
+        }
+        error
+    }
+
+    /// Ends the background work.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+}

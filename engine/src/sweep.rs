@@ -1,0 +1,126 @@
+//! Compaction: what no revision from the floor on can see is removed, a few
+//! changes at a time.
+//!
+//! Kept true: a change at the floor or below loses the version that it
+//! superseded, which only reads below it could see; a change below the floor
+//! goes altogether. So for every key the newest version at the floor stays,
+//! and so do the changes exactly at the floor, for a watch that starts there.
+
+use crate::error::{EngineError, Reject};
+use crate::node::Item;
+use crate::position::{Change, Revision};
+use crate::read::change_at;
+use crate::store::{Store, Tables};
+use crate::tables::{Kind, Table, change_key, history_key};
+use crate::tree;
+use crate::version::{ChangeRecord, tombstone_hash};
+
+/// Changes that are looked at while readers and writers wait.
+const STRETCH_CHANGES: usize = if cfg!(feature = "shuttle") { 1 } else { 16 };
+
+impl Store {
+    /// Whether the floor may be raised to `revision`, in etcd's terms.
+    pub fn check_compact(&self, revision: Revision) -> Result<(), Reject> {
+        let tables = self.tables.read();
+        if revision <= tables.facts.floor {
+            return Err(Reject::Compacted);
+        }
+        if revision > tables.facts.revision {
+            return Err(Reject::FutureRevision);
+        }
+        Ok(())
+    }
+
+    /// Removes what up to `changes_max` changes left behind. `true` if there
+    /// is more to do now.
+    pub fn compact_step(&self, changes_max: usize) -> Result<bool, EngineError> {
+        self.running()?;
+        let mut left = changes_max;
+        while left > 0 {
+            let stretch = left.min(STRETCH_CHANGES);
+            left -= stretch;
+            let _writer = self.writer.lock();
+            let mut tables = self.tables.write();
+            // Unfinished reads still need what they see.
+            let needed = self.reads.lock().keys().next().copied();
+            let target = needed.map_or(tables.facts.floor, |needed| needed.min(tables.facts.floor));
+            if target <= tables.facts.swept || target < tables.facts.sweep.revision {
+                return Ok(false);
+            }
+            let more = tables
+                .sweep(target, stretch)
+                .map_err(|error| self.stop(error))?;
+            if !more {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Tables {
+    /// Sweeps some changes towards `target`; `false` when there are no more.
+    fn sweep(&mut self, target: Revision, changes_max: usize) -> Result<bool, EngineError> {
+        let (mut raw, mut start, mut history) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..changes_max {
+            let cursor = self.seek(Table::Changes, &change_key(self.sweep_from(target)))?;
+            let change = match cursor.key_into(&mut raw) {
+                true => Some(change_at(self, &raw)?),
+                false => None,
+            };
+            let Some(change) = change.filter(|change| change.revision <= target) else {
+                drop(cursor);
+                // The next compaction begins with what this one left.
+                self.facts.swept = target;
+                self.facts.sweep = Change {
+                    revision: target,
+                    sub: 0,
+                };
+                return Ok(false);
+            };
+            let record = self.change_record(&raw, cursor.item().expect("there is a key"))?;
+            let (kind, key) = (record.kind, record.key);
+            let has_before = record.before.is_some();
+            let mut gone = record.before.map_or(0, |before| before.hash(key));
+            if kind == Kind::Delete && change.revision < target {
+                gone = gone.wrapping_add(tombstone_hash(key, change));
+            }
+            ChangeRecord::encode_start(kind, key, &mut start);
+            history_key(key, change, &mut history);
+            drop(cursor);
+            if change.revision < target {
+                self.remove(Table::Changes, &raw)?;
+            } else if has_before {
+                self.put_smaller(Table::Changes, &raw, &start)?;
+            }
+            if has_before {
+                self.remove(Table::History, &history)?;
+            }
+            self.facts.hash.keys = self.facts.hash.keys.wrapping_sub(gone);
+            self.facts.sweep = Change {
+                sub: change.sub + 1,
+                ..change
+            };
+        }
+        Ok(true)
+    }
+
+    /// The change to sweep next. Below the target, those that were swept are
+    /// gone; what is left of a revision that was the target once is swept again.
+    pub(crate) fn sweep_from(&self, target: Revision) -> Change {
+        match self.facts.sweep {
+            Change { revision, .. } if revision < target => Change { revision, sub: 0 },
+            sweep => sweep,
+        }
+    }
+
+    /// Replaces a record by one that keeps nothing elsewhere.
+    fn put_smaller(&mut self, table: Table, key: &[u8], payload: &[u8]) -> Result<(), EngineError> {
+        let item = Item { payload, run: None };
+        let old = tree::put(&mut self.pages, &mut self.roots[table as usize], key, item)?;
+        if let Some(Some(run)) = old {
+            self.pages.give_up_value(run);
+        }
+        Ok(())
+    }
+}

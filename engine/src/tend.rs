@@ -1,0 +1,69 @@
+//! What a store does in the background: checkpoints, sweeps, scrubs.
+//!
+//! Kept true: every piece of it is short, and others get in between.
+
+use std::sync::atomic::Ordering;
+
+use crate::error::EngineError;
+use crate::format::META_PAGES;
+use crate::store::Store;
+
+/// Changes swept before the next look at whether a checkpoint is due.
+const SWEEP_CHANGES: usize = 64;
+
+impl Store {
+    /// Works until the store is closed or fails. Run it on one thread or
+    /// task, for this store or together with that of others.
+    pub async fn tend(&self) -> Result<(), EngineError> {
+        while !self.closing.load(Ordering::Acquire) {
+            if self.is_checkpoint_due() {
+                let mut checkpoint = self.begin_checkpoint()?;
+                while checkpoint.step(self)? {
+                    tokio::task::yield_now().await;
+                }
+                checkpoint.finish(self)?;
+            } else if !self.compact_step(SWEEP_CHANGES)? {
+                self.wake.notified().await;
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        self.checkpoint_wanted.load(Ordering::Acquire)
+            || self.log_bytes.load(Ordering::Relaxed) > self.config.log_bytes_max
+            || self.dirty_bytes() > self.config.dirty_bytes_max
+    }
+
+    /// Checks the pages on disk from `page` on, about `pages` of them, against
+    /// their checksums. Returns where to go on, 0 when all were seen.
+    pub fn scrub_step(&self, page: u64, pages: u64) -> Result<u64, EngineError> {
+        let tables = self.tables.read();
+        if tables.pages.generation() != self.durable.lock().generation + 1 {
+            // Some pages are still on their way.
+            return Ok(page);
+        }
+        let space = &tables.pages.space;
+        let mut page = page.max(META_PAGES);
+        let stop = page + pages;
+        while page < stop {
+            if page >= space.end() {
+                return Ok(0);
+            }
+            page += match space.is_used(page) {
+                true => tables.pages.scrub(page)?,
+                false => 1,
+            };
+        }
+        Ok(page)
+    }
+
+    /// Gives free pages at the end of the file back to the file system, while
+    /// serving. Returns how many bytes.
+    pub fn trim(&self) -> Result<u64, EngineError> {
+        let _writer = self.writer.lock();
+        let result = self.tables.write().pages.cut_end();
+        result.map_err(|error| self.stop(error))
+    }
+}

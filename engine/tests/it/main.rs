@@ -1,0 +1,18 @@
+//! Tests of the engine through its interface.
+#![cfg_attr(feature = "shuttle", allow(dead_code, unused_imports))]
+
+#[cfg(not(feature = "shuttle"))]
+mod agree;
+#[cfg(not(feature = "shuttle"))]
+mod crash;
+#[cfg(not(feature = "shuttle"))]
+mod damage;
+#[cfg(not(feature = "shuttle"))]
+mod model;
+#[cfg(not(feature = "shuttle"))]
+mod ops;
+#[cfg(not(feature = "shuttle"))]
+mod script;
+#[cfg(not(feature = "shuttle"))]
+mod snapshots;
+mod together;
