@@ -13,7 +13,7 @@ use crate::keys::KeyRange;
 use crate::position::{Change, Revision};
 use crate::read::change_at;
 use crate::request::KeyValue;
-use crate::store::{Store, Tables};
+use crate::store::{Facts, Store, Tables};
 use crate::tables::{Kind, Table, change_key};
 use crate::version::{ChangeRecord, Version};
 
@@ -120,6 +120,16 @@ impl Recent {
 /// Changes that are read before writers get in.
 const STRETCH_CHANGES: usize = if cfg!(feature = "shuttle") { 2 } else { 256 };
 
+/// What is asked for.
+struct Wanted<'a> {
+    keys: &'a KeyRange,
+    through: Revision,
+    prev_kv: bool,
+    /// The floor when it was asked for. If it rises, that doesn't matter to
+    /// an answer that is on its way.
+    floor: Revision,
+}
+
 impl Store {
     /// The events of `keys` from one revision through another, in order.
     /// Refused if some of them are compacted, or not decided yet.
@@ -130,72 +140,87 @@ impl Store {
         through: Revision,
         prev_kv: bool,
     ) -> Result<Vec<Event>, EngineError> {
-        let pin = {
+        let (wanted, _pin) = {
             let tables = self.tables.read();
-            if from < tables.facts.floor {
+            let Facts {
+                floor, revision, ..
+            } = tables.facts;
+            if from < floor {
                 return Err(Reject::Compacted.into());
             }
-            if let Some(revision) = tables
-                .staged
-                .keys()
-                .next()
-                .filter(|first| **first <= through)
-            {
+            let undecided = tables.staged.keys().next();
+            if let Some(revision) = undecided.filter(|first| **first <= through) {
                 return Err(EngineError::Undecided(*revision));
             }
-            self.pin_read(from)
+            let through = through.min(revision);
+            // Also what was there right before the first of them.
+            let pin = self.pin_read(from.previous().max(floor));
+            (
+                Wanted {
+                    keys,
+                    through,
+                    prev_kv,
+                    floor,
+                },
+                pin,
+            )
         };
-        let through = through.min(self.revision());
         // Before the first compaction the floor is below all revisions.
         let from = from.max(Revision::FIRST);
-        let recent = self.recent.lock().read(keys, from, through);
         let mut events = Vec::new();
+        let recent = self.recent.lock().read(keys, from, wanted.through);
         if let Some(recent) = recent {
             let tables = self.tables.read();
             for event in recent {
-                let deleted = event.kv.version == 0;
-                events.push(Event {
-                    change: event.change,
-                    kind: if deleted {
-                        EventKind::Delete
-                    } else {
-                        EventKind::Put
-                    },
-                    prev_kv: match prev_kv && !event.created {
-                        true => tables.prev_kv(event.change)?,
-                        false => None,
-                    },
-                    kv: event.kv,
-                });
+                events.push(tables.complete(event, &wanted)?);
             }
-            tables.forget_at_floor(keys, &mut events)?;
-            drop(pin);
-            return Ok(events);
+        } else {
+            let mut next = Some(Change {
+                revision: from,
+                sub: 0,
+            });
+            while let Some(change) = next {
+                next = self
+                    .tables
+                    .read()
+                    .add_events(change, &wanted, &mut events)?;
+            }
         }
-        let mut next = Some(Change {
-            revision: from,
-            sub: 0,
-        });
-        while let Some(change) = next {
-            next = self
-                .tables
-                .read()
-                .events(keys, change, through, prev_kv, &mut events)?;
-        }
-        self.tables.read().forget_at_floor(keys, &mut events)?;
-        drop(pin);
+        self.tables.read().forget(&wanted, &mut events)?;
         Ok(events)
     }
 }
 
 impl Tables {
+    /// An event from memory, with what only the tables know.
+    fn complete(&self, event: RecentEvent, wanted: &Wanted<'_>) -> Result<Event, EngineError> {
+        let deleted = event.kv.version == 0;
+        let raw = change_key(event.change);
+        let record = match wanted.prev_kv && !event.created {
+            true => self.get(Table::Changes, &raw)?,
+            false => None,
+        };
+        let prev_kv = match record {
+            Some(item) => self.prev_kv(event.change, &self.change_record(&raw, item)?, wanted)?,
+            None => None,
+        };
+        Ok(Event {
+            change: event.change,
+            kind: if deleted {
+                EventKind::Delete
+            } else {
+                EventKind::Put
+            },
+            kv: event.kv,
+            prev_kv,
+        })
+    }
+
     /// Appends events of some changes; returns the change to go on with.
-    fn events(
+    fn add_events(
         &self,
-        keys: &KeyRange,
         from: Change,
-        through: Revision,
-        prev_kv: bool,
+        wanted: &Wanted<'_>,
         events: &mut Vec<Event>,
     ) -> Result<Option<Change>, EngineError> {
         let mut cursor = self.seek(Table::Changes, &change_key(from))?;
@@ -205,13 +230,13 @@ impl Tables {
                 return Ok(None);
             }
             let change = change_at(self, &raw)?;
-            if change.revision > through {
+            if change.revision > wanted.through {
                 return Ok(None);
             }
             let item = cursor.item().expect("there is a key");
             let record = self.change_record(&raw, item)?;
-            if keys.contains(record.key) {
-                events.extend(self.event(change, &record, prev_kv)?);
+            if wanted.keys.contains(record.key) {
+                events.extend(self.event(change, &record, wanted)?);
             }
             cursor.next()?;
         }
@@ -226,7 +251,7 @@ impl Tables {
         &self,
         change: Change,
         record: &ChangeRecord<'_>,
-        prev_kv: bool,
+        wanted: &Wanted<'_>,
     ) -> Result<Option<Event>, EngineError> {
         let key = record.key;
         let (kind, kv) = match record.kind {
@@ -241,12 +266,12 @@ impl Tables {
             Kind::Create | Kind::Update => match self.version_of(key, change)? {
                 Some(version) => (EventKind::Put, version.kv(key, &self.pages)?.to_owned()),
                 // Superseded in the same revision, and swept.
-                None if change.revision <= self.facts.floor => return Ok(None),
+                None if change.revision <= wanted.floor => return Ok(None),
                 None => return Err(self.damaged_record(Table::Changes, key)),
             },
         };
-        let prev_kv = match prev_kv && record.kind != Kind::Create {
-            true => self.prev_kv_of(change, record)?,
+        let prev_kv = match wanted.prev_kv && record.kind != Kind::Create {
+            true => self.prev_kv(change, record, wanted)?,
             false => None,
         };
         Ok(Some(Event {
@@ -257,48 +282,47 @@ impl Tables {
         }))
     }
 
-    /// Leaves out what is forgotten of the floor's own revision.
-    fn forget_at_floor(&self, keys: &KeyRange, events: &mut Vec<Event>) -> Result<(), EngineError> {
-        let floor = self.facts.floor;
+    /// Leaves out what is forgotten of the floor's own revision: all that it
+    /// did to a key but the last, swept or not.
+    fn forget(&self, wanted: &Wanted<'_>, events: &mut Vec<Event>) -> Result<(), EngineError> {
+        let floor = wanted.floor;
         if events
             .first()
-            .is_some_and(|first| first.change.revision <= floor)
+            .is_none_or(|first| first.change.revision > floor)
         {
-            let last = self.last_at_floor(keys)?;
-            events.retain(|event| {
-                event.change.revision > floor || last.get(&event.kv.key[..]) == Some(&event.change)
-            });
+            return Ok(());
         }
-        Ok(())
-    }
-
-    /// The last change of each of `keys` at the floor. What a revision did to
-    /// a key before is forgotten once the floor is there, swept or not.
-    fn last_at_floor(&self, keys: &KeyRange) -> Result<HashMap<&[u8], Change>, EngineError> {
         let mut last = HashMap::new();
         let start = Change {
-            revision: self.facts.floor,
+            revision: floor,
             sub: 0,
         };
         let mut cursor = self.seek(Table::Changes, &change_key(start))?;
         let mut raw = Vec::new();
         while cursor.key_into(&mut raw) {
             let change = change_at(self, &raw)?;
-            if change.revision > self.facts.floor {
+            if change.revision > floor {
                 break;
             }
             let item = cursor.item().expect("there is a key");
             let key = self.change_record(&raw, item)?.key;
-            if keys.contains(key) {
+            if wanted.keys.contains(key) {
                 last.insert(key, change);
             }
             cursor.next()?;
         }
-        Ok(last)
+        events.retain(|event| {
+            event.change.revision > floor || last.get(&event.kv.key[..]) == Some(&event.change)
+        });
+        Ok(())
     }
 
     /// The version that a put made.
-    fn version_of(&self, key: &[u8], change: Change) -> Result<Option<Version<'_>>, EngineError> {
+    pub(crate) fn version_of(
+        &self,
+        key: &[u8],
+        change: Change,
+    ) -> Result<Option<Version<'_>>, EngineError> {
         if let Some(item) = self.get(Table::Current, key)? {
             let version = self.version(Table::Current, key, item)?;
             if version.head.change == change {
@@ -315,21 +339,14 @@ impl Tables {
 
     /// The version of the changed key right before the revision of a change,
     /// if it can be read.
-    fn prev_kv(&self, change: Change) -> Result<Option<KeyValue>, EngineError> {
-        let raw = change_key(change);
-        match self.get(Table::Changes, &raw)? {
-            Some(item) => self.prev_kv_of(change, &self.change_record(&raw, item)?),
-            None => Ok(None),
-        }
-    }
-
-    fn prev_kv_of(
+    fn prev_kv(
         &self,
         change: Change,
         record: &ChangeRecord<'_>,
+        wanted: &Wanted<'_>,
     ) -> Result<Option<KeyValue>, EngineError> {
-        let at = Revision(change.revision.0 - 1);
-        if at < self.facts.floor {
+        let at = change.revision.previous();
+        if at < wanted.floor {
             return Ok(None);
         }
         let before = match record.before {

@@ -48,20 +48,13 @@ impl Store {
             };
             let newer =
                 self.sum_changes(&moment, newer, moment.newest, &|tables, change, record| {
-                    let mut sum = match record.kind {
-                        Kind::Delete => tombstone_hash(record.key, change),
-                        Kind::Create | Kind::Update => 0,
-                    };
-                    if let Some(before) = record.before.filter(|v| v.head.change.revision > at) {
-                        sum = sum.wrapping_add(before.hash(record.key));
+                    if record.kind == Kind::Delete {
+                        return Ok(tombstone_hash(record.key, change));
                     }
-                    if let Some(item) = tables.get(Table::Current, record.key)? {
-                        let version = tables.version(Table::Current, record.key, item)?;
-                        if version.head.change == change {
-                            sum = sum.wrapping_add(version.hash(record.key));
-                        }
+                    match tables.version_of(record.key, change)? {
+                        Some(version) => Ok(version.hash(record.key)),
+                        None => Err(tables.damaged_record(Table::Changes, record.key)),
                     }
-                    Ok(sum)
                 })?;
             if let (Some(newer), Some(doomed)) = (newer, self.doomed(&moment)?) {
                 let keys = moment.hash.keys.wrapping_sub(newer).wrapping_sub(doomed);

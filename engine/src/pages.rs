@@ -10,8 +10,8 @@
 //! - A clean page's checksum and shape were checked before anyone saw it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use pontoon_wal::disk::{MappedFile, Mapping};
@@ -28,19 +28,17 @@ const UNCHECKED: u32 = 0;
 const CHECKED: u32 = 1;
 /// From here on: where in `dirty` it is.
 const DIRTY: u32 = 2;
-/// Slots that are made at once, when one of them is needed.
-const SLOTS: usize = 1 << 14;
+/// Slots that are made at once; memory comes only to those that are used.
+const SLOTS: usize = 1 << 20;
 /// Least bytes to map.
 const MAP_BYTES_MIN: u64 = 64 << 20;
-
-type Slots = OnceLock<Box<[AtomicU32]>>;
 
 /// The pages of one tree file.
 pub(crate) struct Pages {
     path: PathBuf,
     file: Arc<dyn MappedFile>,
     mapping: Box<dyn Mapping>,
-    slots: Vec<Slots>,
+    slots: Vec<Box<[AtomicU32]>>,
     dirty: Vec<Option<Dirty>>,
     vacant: Vec<u32>,
     /// Pages that became dirty in this generation; some may be given up again.
@@ -181,9 +179,9 @@ impl Pages {
     }
 
     fn slot_of(&self, page: u64) -> Option<&AtomicU32> {
-        let slots = self.slots.get(page as usize / SLOTS)?;
-        let slots = slots.get_or_init(|| (0..SLOTS).map(|_| AtomicU32::new(UNCHECKED)).collect());
-        slots.get(page as usize % SLOTS)
+        self.slots
+            .get(page as usize / SLOTS)?
+            .get(page as usize % SLOTS)
     }
 
     fn content(&self, slot: u32) -> &Content {
@@ -340,7 +338,8 @@ impl Pages {
     fn cover_end(&mut self) {
         let chunks = (self.space.end() as usize).div_ceil(SLOTS);
         if chunks > self.slots.len() {
-            self.slots.resize_with(chunks, OnceLock::new);
+            self.slots
+                .resize_with(chunks, || bytemuck::zeroed_slice_box(SLOTS));
         }
     }
 

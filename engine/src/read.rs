@@ -173,6 +173,8 @@ impl Drop for ReadPin<'_> {
             *count -= 1;
             if *count == 0 {
                 reads.remove(&self.at);
+                // The sweep may have waited for it.
+                self.store.wake.notify_one();
             }
         }
     }
@@ -346,21 +348,27 @@ impl Tables {
         let mut cursor = self.seek(Table::Current, start)?;
         let mut key = Vec::with_capacity(256);
         let mut left = Left::default();
-        while cursor.key_into(&mut key) {
-            if end.is_some_and(|end| &key[..] >= end) {
-                return Ok(ControlFlow::Break(()));
+        while let Some((leaf, first)) = cursor.here() {
+            let prefix = leaf.prefix();
+            key.clear();
+            key.extend_from_slice(prefix);
+            for i in first..leaf.count() {
+                key.truncate(prefix.len());
+                key.extend_from_slice(leaf.suffix(i));
+                if end.is_some_and(|end| &key[..] >= end) {
+                    return Ok(ControlFlow::Break(()));
+                }
+                if left.is_used_up() {
+                    return Ok(ControlFlow::Continue(key));
+                }
+                let version = self.version(Table::Current, &key, leaf.item(i))?;
+                let kv = version.kv(&key, &self.pages)?;
+                left.take(&kv);
+                if !visit(kv) {
+                    return Ok(ControlFlow::Break(()));
+                }
             }
-            if left.is_used_up() {
-                return Ok(ControlFlow::Continue(key));
-            }
-            let item = cursor.item().expect("there is a key");
-            let version = self.version(Table::Current, &key, item)?;
-            let kv = version.kv(&key, &self.pages)?;
-            left.take(&kv);
-            if !visit(kv) {
-                return Ok(ControlFlow::Break(()));
-            }
-            cursor.next()?;
+            cursor.next_leaf()?;
         }
         Ok(ControlFlow::Break(()))
     }

@@ -454,6 +454,15 @@ impl<'a> Cursor<'a> {
         true
     }
 
+    /// Goes on to the first key of the next leaf.
+    pub(crate) fn next_leaf(&mut self) -> Result<(), EngineError> {
+        if let Some((leaf, i)) = self.path.last_mut() {
+            *i = leaf.count();
+            return self.climb();
+        }
+        Ok(())
+    }
+
     /// Goes on to the next key.
     pub(crate) fn next(&mut self) -> Result<(), EngineError> {
         if let Some((leaf, i)) = self.path.last_mut() {

@@ -96,7 +96,7 @@ fn plan(seed: u64, size: Size) -> Plan {
             }
             _ => {}
         }
-        if staged.is_none() && index % 4 == 0 {
+        if index % 3 == 0 {
             steps.push(Step::Compact {
                 floor: Revision(revision - 2),
             });
