@@ -36,31 +36,31 @@ impl Store {
     pub fn compact_step(&self, changes_max: usize) -> Result<bool, EngineError> {
         self.running()?;
         let mut left = changes_max;
-        while left > 0 {
-            let stretch = left.min(STRETCH_CHANGES);
-            left -= stretch;
+        loop {
             let _writer = self.writer.lock();
             let mut tables = self.tables.write();
             // Unfinished reads still need what they see.
             let needed = self.reads.lock().keys().next().copied();
-            let target = needed.map_or(tables.facts.floor, |needed| needed.min(tables.facts.floor));
+            let floor = tables.facts.floor;
+            let target = needed.map_or(floor, |needed| needed.min(floor));
             if target <= tables.facts.swept || target < tables.facts.sweep.revision {
                 return Ok(false);
             }
-            let more = tables
+            if left == 0 {
+                return Ok(true);
+            }
+            let stretch = left.min(STRETCH_CHANGES);
+            left -= stretch;
+            tables
                 .sweep(target, stretch)
                 .map_err(|error| self.stop(error))?;
-            if !more {
-                return Ok(false);
-            }
         }
-        Ok(true)
     }
 }
 
 impl Tables {
-    /// Sweeps some changes towards `target`; `false` when there are no more.
-    fn sweep(&mut self, target: Revision, changes_max: usize) -> Result<bool, EngineError> {
+    /// Sweeps some changes towards `target`.
+    fn sweep(&mut self, target: Revision, changes_max: usize) -> Result<(), EngineError> {
         let (mut raw, mut start, mut history) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..changes_max {
             let cursor = self.seek(Table::Changes, &change_key(self.sweep_from(target)))?;
@@ -76,7 +76,7 @@ impl Tables {
                     revision: target,
                     sub: 0,
                 };
-                return Ok(false);
+                return Ok(());
             };
             let record = self.change_record(&raw, cursor.item().expect("there is a key"))?;
             let (kind, key) = (record.kind, record.key);
@@ -102,7 +102,7 @@ impl Tables {
                 ..change
             };
         }
-        Ok(true)
+        Ok(())
     }
 
     /// The change to sweep next. Below the target, those that were swept are

@@ -4,6 +4,8 @@
 #[cfg(not(feature = "shuttle"))]
 mod agree;
 #[cfg(not(feature = "shuttle"))]
+mod background;
+#[cfg(not(feature = "shuttle"))]
 mod crash;
 #[cfg(not(feature = "shuttle"))]
 mod damage;

@@ -1,0 +1,218 @@
+//! What runs beside applying: checkpoints that start by themselves, sweeps,
+//! space that comes back; and lists that are read page by page meanwhile.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pontoon_engine::{
+    Applied, Config, Effect, Entry, KeyRange, Range, Revision, Step, Store, range,
+};
+use pontoon_wal::disk::sim::Rng;
+use tokio::task::{LocalSet, yield_now};
+
+use crate::script::{PATH, disk, everything, open};
+
+fn put(key: u64, bytes: usize) -> Effect {
+    let key = format!("key-{key:06}").into();
+    let value = vec![b'v'; bytes].into();
+    Effect::Put {
+        key,
+        value,
+        lease: 0,
+    }
+}
+
+/// Applies the next entry; each of the effects is a revision of its own.
+fn apply(store: &Store, effects: impl IntoIterator<Item = Effect>) {
+    let mut revision = store.last_revision();
+    let steps = effects.into_iter().map(|effect| {
+        revision = revision.next();
+        Step::Write {
+            revision,
+            effects: vec![effect],
+        }
+    });
+    apply_steps(store, steps.collect());
+}
+
+fn apply_steps(store: &Store, steps: Vec<Step>) {
+    let index = store.applied().index + 1;
+    store
+        .apply(&Entry {
+            applied: Applied {
+                index,
+                term: 1,
+                leader: 1,
+            },
+            steps,
+        })
+        .unwrap();
+}
+
+/// Runs `work` beside the background work of a store with this configuration.
+fn tended(config: Config, work: impl AsyncFnOnce(&Store)) {
+    let disk = disk(1);
+    let store = Arc::new(Store::open(&disk, Path::new(PATH), config).unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    LocalSet::new().block_on(&runtime, async {
+        let tended = Arc::clone(&store);
+        let task = tokio::task::spawn_local(async move { tended.tend().await });
+        work(&store).await;
+        store.close();
+        task.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_checkpoint_starts_when_many_pages_have_changed() {
+    let config = Config {
+        dirty_bytes_max: 1 << 20,
+        ..Config::default()
+    };
+    tended(config, async |store| {
+        for i in 0..1500 {
+            apply(store, (0..4).map(|k| put(4 * i + k, 500)));
+            yield_now().await;
+        }
+        assert!(
+            store.log_needed_after().index > 0,
+            "no two checkpoints came by themselves"
+        );
+        assert!(store.dirty_bytes() < 4 << 20);
+    });
+}
+
+#[test]
+fn a_checkpoint_starts_when_the_log_has_grown_or_on_request() {
+    let config = Config {
+        log_bytes_max: 64 << 10,
+        ..Config::default()
+    };
+    tended(config, async |store| {
+        for _ in 0..600 {
+            apply(store, [put(1, 500)]);
+            yield_now().await;
+        }
+        let needed = store.log_needed_after().index;
+        assert!(needed > 300, "the log is needed from {needed} on");
+        store.request_checkpoint();
+        while store.log_needed_after().index == needed {
+            yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn what_is_compacted_is_swept_and_its_space_used_again() {
+    let config = Config {
+        dirty_bytes_max: 1 << 20,
+        ..Config::default()
+    };
+    tended(config, async |store| {
+        let mut sizes = Vec::new();
+        for _ in 0..12 {
+            for i in 0..100 {
+                apply(store, (0..10).map(|k| put(10 * i + k, 300)));
+                yield_now().await;
+            }
+            apply_steps(
+                store,
+                vec![Step::Compact {
+                    floor: store.revision(),
+                }],
+            );
+            while store.compact_step(0).unwrap() {
+                yield_now().await;
+            }
+            sizes.push(store.file_bytes().0);
+        }
+        assert!(sizes[11] < 2 * sizes[3], "{sizes:?}");
+    });
+}
+
+#[test]
+fn the_free_end_of_a_file_is_given_back_while_serving() {
+    let disk = disk(2);
+    let store = open(&disk).unwrap();
+    for i in 0..100 {
+        apply(&store, (0..20).map(|k| put(20 * i + k, 1000)));
+    }
+    store.checkpoint().unwrap();
+    let full = store.file_bytes().0;
+    let keys = (6..2000).map(|key| Effect::Delete {
+        key: format!("key-{key:06}").into(),
+    });
+    apply(&store, keys);
+    apply_steps(
+        &store,
+        vec![Step::Compact {
+            floor: store.revision(),
+        }],
+    );
+    assert!(!store.compact_step(usize::MAX).unwrap());
+    for i in 0..6 {
+        apply(&store, [put(i, 10)]);
+        store.checkpoint().unwrap();
+        store.trim().unwrap();
+        let seen = everything(&store).unwrap();
+        // A crash here finds a file that is shorter than its meta pages say.
+        let reopened = open(&disk.process_kill()).unwrap();
+        everything(&reopened)
+            .unwrap()
+            .assert_same(&seen, "after a cut");
+    }
+    let (bytes, _) = store.file_bytes();
+    assert!(bytes < full / 2, "{bytes} of {full} are left");
+    assert_eq!(disk.read_file(Path::new(PATH)).unwrap().len() as u64, bytes);
+}
+
+#[test]
+fn a_list_read_by_pages_is_counted_exactly_while_writes_go_on() {
+    for seed in 0..6 {
+        let mut rng = Rng::new(seed);
+        let disk = disk(seed);
+        let store = open(&disk).unwrap();
+        for i in 0..100 {
+            apply(&store, (0..10).map(|k| put(2 * (10 * i + k), 20)));
+        }
+        let at = store.revision();
+        let end = Bytes::from_static(b"key-z");
+        let mut from = Bytes::from_static(b"key-");
+        let mut left = 1000;
+        loop {
+            // Whoever lists from the start gets in between; creates, deletes and updates too.
+            for _ in 0..rng.below(300) {
+                let key = rng.below(2000);
+                let live = store
+                    .get(format!("key-{key:06}").as_bytes(), store.revision())
+                    .unwrap();
+                match live {
+                    Some(kv) if rng.chance(1, 2) => apply(&store, [Effect::Delete { key: kv.key }]),
+                    _ => apply(&store, [put(key, 20)]),
+                }
+            }
+            if rng.chance(1, 3) {
+                let mut other = Range::of(KeyRange::new("key-", end.clone()));
+                (other.limit, other.revision) = (7, at.0);
+                assert_eq!(range(&store, store.revision(), &other).unwrap().count, 1000);
+            }
+            let mut page = Range::of(KeyRange::new(from.clone(), end.clone()));
+            (page.limit, page.revision) = (1 + rng.below(90) as i64, at.0);
+            let answer = range(&store, store.revision(), &page).unwrap();
+            assert_eq!(answer.count, left, "seed {seed} from {from:?}");
+            assert!(answer.kvs.iter().all(|kv| kv.modified <= at));
+            left -= answer.kvs.len() as i64;
+            assert_eq!(answer.more, left > 0);
+            if !answer.more {
+                break;
+            }
+            from = [&answer.kvs[answer.kvs.len() - 1].key[..], &[0]]
+                .concat()
+                .into();
+        }
+        assert_eq!(store.count(&KeyRange::all(), Revision(at.0)).unwrap(), 1000);
+    }
+}
