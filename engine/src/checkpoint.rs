@@ -18,6 +18,7 @@ use crate::pages::Content;
 use crate::position::Applied;
 use crate::space::FrozenMap;
 use crate::store::{Durable, Store};
+use crate::sync::MutexGuard;
 use crate::tables::{STATE_NAME, Table};
 
 /// Pages looked up, written or let go of at once.
@@ -26,7 +27,9 @@ const STEP_PAGES: usize = 256;
 const WRITE_BYTES: usize = 1 << 20;
 
 /// A checkpoint under way. Between its steps anything may happen to the store.
-pub(crate) struct Checkpoint {
+pub(crate) struct Checkpoint<'s> {
+    /// One at a time: each builds on the one before it.
+    _turn: MutexGuard<'s, ()>,
     generation: u64,
     applied: Applied,
     roots: [Child; Table::ALL.len()],
@@ -41,8 +44,9 @@ pub(crate) struct Checkpoint {
 }
 
 impl Store {
-    /// Makes everything that is applied durable in the file. Meant for a
-    /// thread of its own: it waits for the disk, nobody waits for it.
+    /// Makes everything that is applied durable in the file. It waits for the
+    /// disk, and for a checkpoint that is under way, so it is not for the
+    /// thread that runs [`Store::tend`].
     pub fn checkpoint(&self) -> Result<(), EngineError> {
         if self.tables.read().facts.applied == self.durable.lock().applied
             && self.durable.lock().generation > 0
@@ -65,8 +69,9 @@ impl Store {
     }
 
     /// Ends the current generation.
-    pub(crate) fn begin_checkpoint(&self) -> Result<Checkpoint, EngineError> {
+    pub(crate) fn begin_checkpoint(&self) -> Result<Checkpoint<'_>, EngineError> {
         self.running()?;
+        let turn = self.checkpointing.lock();
         let _writer = self.writer.lock();
         let mut tables = self.tables.write();
         let facts = encode_facts(&tables.facts);
@@ -76,6 +81,7 @@ impl Store {
         self.log_bytes.store(0, Ordering::Relaxed);
         self.checkpoint_wanted.store(false, Ordering::Relaxed);
         let checkpoint = Checkpoint {
+            _turn: turn,
             generation,
             applied: tables.facts.applied,
             roots: tables.roots,
@@ -90,7 +96,7 @@ impl Store {
     }
 }
 
-impl Checkpoint {
+impl Checkpoint<'_> {
     /// Writes some pages; `false` when there are no more.
     pub(crate) fn step(&mut self, store: &Store) -> Result<bool, EngineError> {
         self.write_some(store).map_err(|error| store.stop(error))
@@ -186,7 +192,11 @@ impl Checkpoint {
             .map_end()
             .map_err(|error| store.stop(error))?;
         for pages in self.pages.chunks(STEP_PAGES) {
-            let memory = store.tables.write().pages.thaw(pages, self.generation);
+            let mut tables = store.tables.write();
+            let mut memory = tables.pages.thaw(pages, self.generation);
+            tables.pages.keep(&mut memory);
+            drop(tables);
+            // The rest is freed while nobody waits.
             drop(memory);
         }
         store.tables.write().pages.space.reclaim(self.generation);

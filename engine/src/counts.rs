@@ -34,10 +34,10 @@ impl Counts {
         if self.rests.insert(list.clone(), (key, count)).is_none() {
             self.oldest.push_back(list);
         }
-        if self.rests.len() > LISTS_MAX {
-            if let Some(list) = self.oldest.pop_front() {
-                self.rests.remove(&list);
-            }
+        if self.rests.len() > LISTS_MAX
+            && let Some(list) = self.oldest.pop_front()
+        {
+            self.rests.remove(&list);
         }
     }
 }

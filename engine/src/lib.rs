@@ -13,6 +13,7 @@ mod evaluate;
 mod events;
 pub mod format;
 mod hash;
+pub mod inspect;
 mod keys;
 mod node;
 mod open;

@@ -263,12 +263,13 @@ impl<'a> Node<'a> {
     /// All cells, with whole keys.
     pub(crate) fn cells(&self) -> Vec<Cell<'a>> {
         let prefix = self.prefix();
-        (0..self.count)
-            .map(|i| Cell {
-                key: [prefix, self.suffix(i)],
-                body: [self.body(i), &[], &[]],
-            })
-            .collect()
+        // Most who ask add one.
+        let mut cells = Vec::with_capacity(self.count + 1);
+        cells.extend((0..self.count).map(|i| Cell {
+            key: [prefix, self.suffix(i)],
+            body: [self.body(i), &[], &[]],
+        }));
+        cells
     }
 }
 

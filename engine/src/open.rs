@@ -54,7 +54,7 @@ impl Store {
             return Self::of_file(path, file, config);
         }
         let file = disk.create_mapped(&unfinished).map_err(fail)?;
-        let pages = Pages::new(path, file, 1, Space::new())?;
+        let pages = Pages::new(path, file, 1, Space::new(), config.dirty_bytes_max)?;
         let store = Self::of_tables(
             Tables {
                 pages,
@@ -102,7 +102,13 @@ impl Store {
             map.places,
             map.index,
         );
-        let pages = Pages::new(path, file, meta.generation + 1, space)?;
+        let pages = Pages::new(
+            path,
+            file,
+            meta.generation + 1,
+            space,
+            config.dirty_bytes_max,
+        )?;
         let mut tables = Tables {
             pages,
             roots: found.before.as_ref().map_or_else(Default::default, roots),
@@ -128,6 +134,7 @@ impl Store {
             path: tables.pages.path().to_owned(),
             file: Arc::clone(tables.pages.file()),
             writer: Mutex::new(()),
+            checkpointing: Mutex::new(()),
             recent: Mutex::new(Recent::after(tables.facts.last, config.recent_bytes_max)),
             tables: RwLock::new(tables),
             reads: Mutex::new(BTreeMap::new()),
@@ -245,8 +252,6 @@ pub(crate) struct Found {
     pub(crate) meta: Meta,
     /// The one before it, if it is whole too.
     pub(crate) before: Option<Meta>,
-    /// What is wrong with the one that is not whole.
-    pub(crate) broken: Option<String>,
 }
 
 /// The map of a checkpoint.
@@ -305,7 +310,7 @@ impl<'a> View<'a> {
     pub(crate) fn meta(&self, page: u64) -> Result<Meta, EngineError> {
         let bytes = self.bytes(page, 1);
         let meta = Meta::decode(bytes).expect("a page is longer");
-        if meta.magic != MAGIC && meta.crc != checksum(bytes) {
+        if meta.magic != MAGIC {
             return Err(self.damaged(page, "not a meta page of a tree file"));
         }
         if meta.crc != checksum(bytes) {
@@ -343,16 +348,11 @@ impl<'a> View<'a> {
                 Ok(Found {
                     meta,
                     before: Some(before),
-                    broken: None,
                 })
             }
             (Ok(meta), Err(error)) | (Err(error), Ok(meta)) => {
                 tracing::warn!("{error}: opening the checkpoint before it");
-                Ok(Found {
-                    meta,
-                    before: None,
-                    broken: Some(error.to_string()),
-                })
+                Ok(Found { meta, before: None })
             }
             (Err(error), Err(_)) => Err(error),
         }
@@ -387,7 +387,7 @@ impl<'a> View<'a> {
             .iter()
             .map(|place| u64::from_le_bytes(*place))
             .collect();
-        if !rest.is_empty() || places.len() as u64 != meta.end.div_ceil(MAP_PAGES) {
+        if !rest.is_empty() || (places.len() as u64) < meta.end.div_ceil(MAP_PAGES) {
             return Err(self.damaged(meta.map_index, "the map has the wrong length"));
         }
         let mut used = Vec::with_capacity(places.len());

@@ -41,10 +41,15 @@ pub(crate) struct Pages {
     slots: Vec<Box<[AtomicU32]>>,
     dirty: Vec<Option<Dirty>>,
     vacant: Vec<u32>,
+    /// Memory of single pages to use again: fresh memory would cost a fault each.
+    spare: Vec<Arc<[u8]>>,
+    spare_max: usize,
     /// Pages that became dirty in this generation; some may be given up again.
     fresh: Vec<u64>,
     dirty_bytes: usize,
     generation: u64,
+    /// Pages that the file has; more may be taken already.
+    file_pages: u64,
     pub(crate) space: Space,
 }
 
@@ -82,6 +87,7 @@ impl Pages {
         file: Arc<dyn MappedFile>,
         generation: u64,
         space: Space,
+        spare_bytes_max: usize,
     ) -> Result<Self, EngineError> {
         let mut pages = Self {
             mapping: map(path, &*file, space.end())?,
@@ -90,12 +96,16 @@ impl Pages {
             slots: Vec::new(),
             dirty: Vec::new(),
             vacant: Vec::new(),
+            spare: Vec::new(),
+            spare_max: spare_bytes_max / PAGE_BYTES,
             fresh: Vec::new(),
             dirty_bytes: 0,
             generation,
+            file_pages: 0,
             space,
         };
         pages.cover_end();
+        pages.map_end()?;
         Ok(pages)
     }
 
@@ -217,16 +227,12 @@ impl Pages {
     /// Checks a run that lies in the file, and remembers that it was.
     #[cold]
     fn check(&self, page: u64) -> Result<&[u8], EngineError> {
-        let end = self.space.end();
-        if page >= end || !self.space.is_taken(page) {
+        if page >= self.file_pages || !self.space.is_taken(page) {
             return Err(self.damaged(page, "a reference to a page that is not in use"));
-        }
-        if page * PAGE_BYTES as u64 >= self.mapping.bytes() {
-            return Err(self.damaged(page, "a reference beyond the end of the file"));
         }
         let header = PageHeader::decode(self.file_bytes(page, 1)).expect("a page is longer");
         let pages = u64::from(header.pages);
-        if pages == 0 || pages > end - page {
+        if pages == 0 || pages > self.file_pages - page {
             return Err(self.damaged(page, "its length makes no sense"));
         }
         let bytes = self.file_bytes(page, pages);
@@ -274,7 +280,8 @@ impl Pages {
         if self.is_own(page) {
             return Ok(page);
         }
-        let copy: Arc<[u8]> = Arc::from(self.node(page)?.bytes());
+        let spare = self.spare.pop();
+        let copy = image_in(spare, self.node(page)?.bytes());
         self.give_up(Run {
             page,
             pages: (copy.len() / PAGE_BYTES) as u64,
@@ -297,7 +304,8 @@ impl Pages {
 
     /// A new node.
     pub(crate) fn add_node(&mut self, image: Vec<u8>) -> u64 {
-        self.add(Content::Node(Arc::from(image)))
+        let spare = self.spare.pop();
+        self.add(Content::Node(image_in(spare, &image)))
     }
 
     /// A new large value.
@@ -354,12 +362,17 @@ impl Pages {
         self.space.give_up(run, self.generation, own);
     }
 
-    pub(crate) fn give_up_value(&mut self, run: RunRef) {
+    pub(crate) fn give_up_value(&mut self, run: RunRef) -> Result<(), EngineError> {
         let pages = run_pages(run.bytes as usize);
+        // The reference comes from disk, and the value is not worth reading.
+        if !(run.page..run.page.saturating_add(pages)).all(|page| self.space.is_used(page)) {
+            return Err(self.damaged(run.page, "a value whose pages are not in use"));
+        }
         self.give_up(Run {
             page: run.page,
             pages,
         });
+        Ok(())
     }
 
     fn forget(&mut self, page: u64, slot: u32) -> Option<Content> {
@@ -403,11 +416,27 @@ impl Pages {
         memory
     }
 
-    /// Makes the mapping reach to the end.
-    pub(crate) fn map_end(&mut self) -> Result<(), EngineError> {
-        if self.space.end() * PAGE_BYTES as u64 > self.mapping.bytes() {
-            self.mapping = map(&self.path, &*self.file, self.space.end())?;
+    /// Keeps memory that [`Pages::thaw`] gave back, as much as is useful.
+    pub(crate) fn keep(&mut self, memory: &mut Vec<Content>) {
+        while self.spare.len() < self.spare_max
+            && let Some(content) = memory.pop()
+        {
+            if let Content::Node(mut bytes) = content
+                && bytes.len() == PAGE_BYTES
+                && Arc::get_mut(&mut bytes).is_some()
+            {
+                self.spare.push(bytes);
+            }
         }
+    }
+
+    /// Makes the mapping reach to the end of the file.
+    pub(crate) fn map_end(&mut self) -> Result<(), EngineError> {
+        let size = self.file.size().map_err(|error| self.disk_error(error))?;
+        if size > self.mapping.bytes() {
+            self.mapping = map(&self.path, &*self.file, size / PAGE_BYTES as u64)?;
+        }
+        self.file_pages = size / PAGE_BYTES as u64;
         Ok(())
     }
 
@@ -419,6 +448,7 @@ impl Pages {
             self.file
                 .set_size(end)
                 .map_err(|error| self.disk_error(error))?;
+            self.file_pages = end / PAGE_BYTES as u64;
         }
         Ok(size.saturating_sub(end))
     }
@@ -429,6 +459,18 @@ impl Pages {
             error,
         }
     }
+}
+
+/// `image`, in memory that may be there already.
+fn image_in(spare: Option<Arc<[u8]>>, image: &[u8]) -> Arc<[u8]> {
+    if let Some(mut spare) = spare
+        && let Some(bytes) = Arc::get_mut(&mut spare)
+        && bytes.len() == image.len()
+    {
+        bytes.copy_from_slice(image);
+        return spare;
+    }
+    Arc::from(image)
 }
 
 fn map(path: &Path, file: &dyn MappedFile, end: u64) -> Result<Box<dyn Mapping>, EngineError> {

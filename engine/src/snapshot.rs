@@ -42,30 +42,29 @@ pub struct Piece {
 impl Store {
     /// The last checkpoint, kept as it is until the snapshot is dropped.
     pub fn snapshot(self: &Arc<Self>) -> Result<Snapshot, EngineError> {
-        let durable = *self.durable.lock();
-        self.tables.write().pages.space.pin(durable.generation);
+        let mut tables = self.tables.write();
+        // While this is held the meta page stays: it is replaced by the
+        // checkpoint after the next one.
+        let durable = self.durable.lock();
+        let view = View::new(&self.path, &*self.file)?;
+        let page = durable.generation % META_PAGES;
+        let meta = view.meta(page)?;
+        tables.pages.space.pin(durable.generation);
         // From here on dropping the snapshot unpins it.
         let mut snapshot = Snapshot {
             store: Arc::clone(self),
             generation: durable.generation,
             applied: durable.applied,
             meta: Piece {
-                page: durable.generation % META_PAGES,
-                bytes: Vec::new(),
+                page,
+                bytes: view.page(page).to_vec(),
             },
             used: Vec::new(),
-            end: 0,
+            end: meta.end,
         };
-        let view = View::new(&self.path, &*self.file)?;
-        let meta = view.meta(snapshot.meta.page)?;
-        if meta.generation != durable.generation {
-            // Two checkpoints went by meanwhile.
-            drop(snapshot);
-            return self.snapshot();
-        }
-        snapshot.meta.bytes = view.page(snapshot.meta.page).to_vec();
+        drop(durable);
+        drop(tables);
         snapshot.used = view.map(&meta)?.used;
-        snapshot.end = meta.end;
         Ok(snapshot)
     }
 }

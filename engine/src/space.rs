@@ -210,7 +210,7 @@ impl Space {
                 (c, w) = (0, 0);
             }
             let base = c as u64 * MAP_PAGES;
-            let below = (self.end - base).min(MAP_PAGES);
+            let below = self.end.saturating_sub(base).min(MAP_PAGES);
             // Where the gap that reaches up to the current page begins.
             let mut start = w as u64 * 64;
             while u64::from(self.available[c]) >= pages && (w as u64) * 64 < below && words_left > 0

@@ -5,8 +5,8 @@
 //!   sweeping what was compacted. So a checkpoint has whole entries.
 //! - Readers share `tables` for short stretches and see, at a revision, what
 //!   never changes; a writer takes it for one change at a time.
-//! - `writer` is taken before `tables`, `tables` before `reads`, and nothing
-//!   after `reads`, `recent` or `counts`.
+//! - Locks are taken in this order: `checkpointing`, `writer`, `tables`, then
+//!   one of `durable`, `reads`, `recent`, `counts`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -70,6 +70,8 @@ pub struct Store {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn MappedFile>,
     pub(crate) writer: Mutex<()>,
+    /// Held while a checkpoint is under way.
+    pub(crate) checkpointing: Mutex<()>,
     pub(crate) tables: RwLock<Tables>,
     /// Revisions that unfinished reads need, with how many do.
     pub(crate) reads: Mutex<BTreeMap<Revision, usize>>,
@@ -183,7 +185,7 @@ impl Tables {
         };
         let old = tree::put(&mut self.pages, &mut self.roots[table as usize], key, item)?;
         if let Some(Some(run)) = old {
-            self.pages.give_up_value(run);
+            self.pages.give_up_value(run)?;
         }
         Ok(())
     }
@@ -201,7 +203,7 @@ impl Tables {
     pub(crate) fn remove(&mut self, table: Table, key: &[u8]) -> Result<bool, EngineError> {
         let old = tree::remove(&mut self.pages, &mut self.roots[table as usize], key)?;
         if let Some(Some(run)) = old {
-            self.pages.give_up_value(run);
+            self.pages.give_up_value(run)?;
         }
         Ok(old.is_some())
     }

@@ -119,7 +119,7 @@ impl Tables {
         let item = Item { payload, run: None };
         let old = tree::put(&mut self.pages, &mut self.roots[table as usize], key, item)?;
         if let Some(Some(run)) = old {
-            self.pages.give_up_value(run);
+            self.pages.give_up_value(run)?;
         }
         Ok(())
     }

@@ -2,10 +2,12 @@
 //! on a scheduler that tries out the orders in which threads can meet.
 
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use parking_lot::{Mutex, RwLock};
+pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
 
 #[cfg(feature = "shuttle")]
 pub(crate) use scheduled::{Mutex, RwLock};
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::sync::MutexGuard;
 
 #[cfg(feature = "shuttle")]
 mod scheduled {

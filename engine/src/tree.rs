@@ -316,7 +316,11 @@ fn add_counts(pages: &mut Pages, root: &mut Child, path: &Path, change: i64) {
 
 /// What becomes of a node that has no room for a cell.
 enum Image {
+    /// It is laid out anew.
     One(Vec<u8>),
+    /// It stays as it is, and this comes after it.
+    Added(Vec<u8>, Vec<u8>),
+    /// It is cut in two.
     Two(Vec<u8>, Vec<u8>, Vec<u8>),
 }
 
@@ -333,7 +337,12 @@ fn make_room(node: Node<'_>, i: usize, replace: bool, new: &Cell<'_>) -> Image {
     if cells.len() < 2 * least || node::image_bytes(level, &cells) <= PAGE_BYTES {
         return Image::One(node::build(level, &cells));
     }
-    let cut = cut(&cells, least, i);
+    if level == 0 && !replace && i == node.count() {
+        // Keys that only ever grow leave full pages behind.
+        let separator = node::separator(&node.key(i - 1), &new.key());
+        return Image::Added(separator, node::build(level, &[*new]));
+    }
+    let cut = cut(&cells, least);
     let (left, right) = cells.split_at_mut(cut);
     let first = right[0].key();
     let separator = match level {
@@ -351,18 +360,9 @@ fn make_room(node: Node<'_>, i: usize, replace: bool, new: &Cell<'_>) -> Image {
 }
 
 /// Where to cut: so that as few pages as possible are needed, then so that the
-/// halves are alike. Keys that only ever grow leave full pages behind.
-fn cut(cells: &[Cell<'_>], least: usize, new: usize) -> usize {
+/// halves are alike.
+fn cut(cells: &[Cell<'_>], least: usize) -> usize {
     let total: usize = cells.iter().map(node::cell_bytes).sum();
-    if new + 1 == cells.len() && cells.len() > least {
-        let last: usize = cells[cells.len() - least..]
-            .iter()
-            .map(node::cell_bytes)
-            .sum();
-        if total - last <= ROOM {
-            return cells.len() - least;
-        }
-    }
     let mut left = 0;
     let mut best = (usize::MAX, usize::MAX, least);
     for (k, cell) in cells.iter().enumerate().take(cells.len() - least) {
@@ -386,6 +386,9 @@ fn replace(
     image: Image,
 ) -> Result<Option<(Vec<u8>, u64)>, EngineError> {
     let (image, split) = match image {
+        Image::Added(separator, right) => {
+            return Ok(Some((separator, pages.add_node(right))));
+        }
         Image::One(image) => (image, None),
         Image::Two(left, separator, right) => (left, Some((separator, pages.add_node(right)))),
     };
@@ -525,7 +528,7 @@ mod tests {
         disk.create_dir(Path::new("/t")).unwrap();
         let path = Path::new("/t/tree");
         let file = disk.create_mapped(path).unwrap();
-        Pages::new(path, file, 1, Space::new()).unwrap()
+        Pages::new(path, file, 1, Space::new(), 0).unwrap()
     }
 
     /// Checks depth, order, bounds, prefixes and counts; returns the number of entries.

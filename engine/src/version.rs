@@ -51,7 +51,7 @@ impl Head {
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (&flags, mut rest) = bytes.split_first()?;
         let revision = Revision(number(&mut rest)? as i64);
-        let sub = number(&mut rest)? as u32;
+        let sub = u32::try_from(number(&mut rest)?).ok()?;
         let create = Revision(revision.0.checked_sub(number(&mut rest)? as i64)?);
         let version = number(&mut rest)? as i64;
         let mut lease = 0;
@@ -109,11 +109,6 @@ impl<'a> Version<'a> {
             None => xxh3_64(self.rest),
             Some(_) => u64::from_le_bytes(self.rest.try_into().expect("checked by decode")),
         }
-    }
-
-    /// Whether a value that lies apart is the one that was written.
-    pub(crate) fn value_is_whole(&self, pages: &'a Pages) -> Result<bool, EngineError> {
-        Ok(xxh3_64(self.value(pages)?) == self.value_hash())
     }
 
     /// What this version adds to the content hash.

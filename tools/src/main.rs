@@ -5,14 +5,17 @@
 
 #![forbid(unsafe_code)]
 
+mod output;
+mod tree;
 mod wal;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::wal::{Verdict, WalCommand};
+use crate::output::{Verdict, say};
+use crate::tree::TreeCommand;
+use crate::wal::WalCommand;
 
 /// Looks at Pontoon's files. Changes nothing.
 #[derive(Parser)]
@@ -32,11 +35,17 @@ enum Area {
     /// The log of a node
     #[command(subcommand)]
     Wal(WalCommand),
+    /// The tree file of a store
+    #[command(subcommand)]
+    Tree(TreeCommand),
 }
 
 fn main() -> ExitCode {
-    let Area::Wal(command) = Cli::parse().area;
-    match wal::run(&command) {
+    let verdict = match Cli::parse().area {
+        Area::Wal(command) => wal::run(&command).map_err(|error| error.to_string()),
+        Area::Tree(command) => tree::run(&command).map_err(|error| error.to_string()),
+    };
+    match verdict {
         Ok(Verdict::Clean) => ExitCode::SUCCESS,
         Ok(Verdict::Damaged) => ExitCode::from(1),
         Err(error) => {
@@ -44,9 +53,4 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-/// A line for the human, beside the output. Nobody may be listening: fine.
-fn say(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
 }

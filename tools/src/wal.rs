@@ -7,7 +7,7 @@ mod report;
 mod text;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -16,7 +16,7 @@ use pontoon_wal::inspect::{self, Depth, RecordFacts};
 use pontoon_wal::{SegmentId, StreamId, WalError};
 use serde::Serialize;
 
-use crate::say;
+use crate::output::{Verdict, end_without_reader, json_line, print, say};
 use report::{Record, Refusal, Report};
 
 /// What can be asked of a log.
@@ -64,14 +64,6 @@ pub(crate) struct Filter {
     segment: Option<u32>,
 }
 
-/// What a look concluded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Clean,
-    /// It does not hold what was written. A node would nearly always refuse it.
-    Damaged,
-}
-
 /// Why there is no verdict.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LookError {
@@ -110,7 +102,7 @@ fn check(disk: &RealDisk, target: &Target) -> Result<Verdict, LookError> {
         *records_read.entry(record.at.segment()).or_default() += 1;
     })?;
     let report = Report::of(found, false, Some(&records_read))?;
-    print(target.json, &report, text::check)?;
+    print(target.json, &report, text::check).map_err(LookError::Output)?;
     Ok(report.verdict())
 }
 
@@ -118,7 +110,7 @@ fn inspect(disk: &RealDisk, target: &Target) -> Result<Verdict, LookError> {
     let in_use = warn_if_in_use(disk, &target.dir)?;
     let found = look(disk, &target.dir, Depth::Footers, &mut |_| {})?;
     let report = Report::of(found, in_use, None)?;
-    print(target.json, &report, text::inspect)?;
+    print(target.json, &report, text::inspect).map_err(LookError::Output)?;
     if in_use && report.verdict() == Verdict::Damaged {
         say(&format!("pontoonctl: {MAYBE_MOTION}"));
     }
@@ -193,38 +185,4 @@ fn warn_if_in_use(disk: &RealDisk, dir: &Path) -> Result<bool, LookError> {
         say(&format!("pontoonctl: {IN_MOTION}"));
     }
     Ok(in_use)
-}
-
-/// Prints one document. A reader that has gone has seen what it wanted.
-fn print(
-    json: bool,
-    report: &Report,
-    as_text: fn(&mut dyn Write, &Report) -> io::Result<()>,
-) -> Result<(), LookError> {
-    let mut out = BufWriter::new(io::stdout().lock());
-    let written = if json {
-        serde_json::to_writer_pretty(&mut out, report)
-            .map_err(io::Error::from)
-            .and_then(|()| writeln!(out))
-    } else {
-        as_text(&mut out, report)
-    };
-    match written.and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(LookError::Output(error)),
-        _ => Ok(()),
-    }
-}
-
-fn json_line(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, value)?;
-    writeln!(out)
-}
-
-/// Ends the process: quietly if the reader has gone, else with the reason.
-fn end_without_reader(error: &io::Error) -> ! {
-    if error.kind() == io::ErrorKind::BrokenPipe {
-        std::process::exit(0);
-    }
-    say(&format!("pontoonctl: writing the output: {error}"));
-    std::process::exit(2);
 }

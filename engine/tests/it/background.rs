@@ -9,6 +9,7 @@ use pontoon_engine::{
     Applied, Config, Effect, Entry, KeyRange, Range, Revision, Step, Store, range,
 };
 use pontoon_wal::disk::sim::Rng;
+use pontoon_wal::disk::{Backend, RealDisk};
 use tokio::task::{LocalSet, yield_now};
 
 use crate::script::{PATH, disk, everything, open};
@@ -167,6 +168,43 @@ fn the_free_end_of_a_file_is_given_back_while_serving() {
     let (bytes, _) = store.file_bytes();
     assert!(bytes < full / 2, "{bytes} of {full} are left");
     assert_eq!(disk.read_file(Path::new(PATH)).unwrap().len() as u64, bytes);
+}
+
+#[test]
+fn a_file_cut_by_more_than_a_page_of_its_map_opens_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = RealDisk::new(Backend::Syscalls, dir.path()).unwrap();
+    let path = dir.path().join("tree");
+    let store = Store::open(&disk, &path, Config::default()).unwrap();
+    let large = |key| put(key, 4 << 20);
+    apply(&store, (0..40).map(large));
+    store.checkpoint().unwrap();
+    apply(
+        &store,
+        (0..40).map(|key| Effect::Delete {
+            key: format!("key-{key:06}").into(),
+        }),
+    );
+    apply_steps(
+        &store,
+        vec![Step::Compact {
+            floor: store.revision(),
+        }],
+    );
+    assert!(!store.compact_step(usize::MAX).unwrap());
+    for key in 0..4 {
+        apply(&store, [put(key, 10)]);
+        store.checkpoint().unwrap();
+        store.trim().unwrap();
+        let copy = Store::open(&disk, &path, Config::default()).unwrap();
+        assert_eq!(copy.applied(), store.applied());
+    }
+    assert!(store.file_bytes().0 < 10 << 20);
+    apply(&store, (0..40).map(large));
+    store.checkpoint().unwrap();
+    drop(store);
+    let store = Store::open(&disk, &path, Config::default()).unwrap();
+    assert_eq!(store.count(&KeyRange::all(), store.revision()).unwrap(), 40);
 }
 
 #[test]

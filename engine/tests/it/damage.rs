@@ -24,8 +24,11 @@ fn a_flipped_bit_in_any_page_is_reported_and_never_read() {
     let mut rng = Rng::new(3);
     let (mut reported, mut harmless) = (0, 0);
     for page in 0..bytes / 4096 {
-        for _ in 0..4 {
-            let bit = page * 4096 * 8 + rng.below(4096 * 8);
+        // Anywhere, and in the field that says how many pages belong together.
+        let anywhere = (0..4).map(|_| rng.below(4096 * 8));
+        let length = (0..32).map(|bit| 24 * 8 + bit);
+        for bit in anywhere.chain(length).collect::<Vec<_>>() {
+            let bit = page * 4096 * 8 + bit;
             let damaged = disk.fork();
             damaged.flip_bit(Path::new(PATH), bit);
             let result = open(&damaged).and_then(|store| everything(&store));

@@ -1,4 +1,5 @@
 //! Tests of the engine through its interface.
+#![allow(clippy::unwrap_used)]
 #![cfg_attr(feature = "shuttle", allow(dead_code, unused_imports))]
 
 #[cfg(not(feature = "shuttle"))]
@@ -9,6 +10,8 @@ mod background;
 mod crash;
 #[cfg(not(feature = "shuttle"))]
 mod damage;
+#[cfg(not(feature = "shuttle"))]
+mod docs;
 #[cfg(not(feature = "shuttle"))]
 mod model;
 #[cfg(not(feature = "shuttle"))]

@@ -13,7 +13,7 @@ use pontoon_wal::{Damage, Lsn, SegmentId, WalError};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-use super::Verdict;
+use crate::output::Verdict;
 
 /// Offset of the version in the identity and in a segment's header.
 const VERSION_AT: u64 = 4;

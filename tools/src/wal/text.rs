@@ -7,6 +7,8 @@ use std::io::{self, Write};
 
 use pontoon_wal::inspect::RecordFacts;
 
+use crate::output::table;
+
 use super::report::{Log, Report, Segment, State, kind_name, record_index};
 
 /// One verdict per line, the last one on the whole.
@@ -169,26 +171,4 @@ fn tail(log: &Log) -> &'static str {
 
 fn or_dash(cell: Option<String>) -> String {
     cell.unwrap_or_else(|| "-".to_owned())
-}
-
-/// Columns as wide as their widest cell, two spaces apart, to the right.
-fn table<const COLUMNS: usize>(
-    out: &mut dyn Write,
-    names: [&str; COLUMNS],
-    rows: impl Iterator<Item = [String; COLUMNS]>,
-) -> io::Result<()> {
-    let mut lines = vec![names.map(str::to_owned)];
-    lines.extend(rows);
-    let widths: [usize; COLUMNS] = std::array::from_fn(|column| {
-        let cells = lines.iter().map(|line| line[column].len());
-        cells.max().unwrap_or(0)
-    });
-    for line in &lines {
-        for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
-            let gap = if column == 0 { "" } else { "  " };
-            write!(out, "{gap}{cell:>width$}")?;
-        }
-        writeln!(out)?;
-    }
-    Ok(())
 }

@@ -1,14 +1,8 @@
-//! Runs the binary on real logs, whole and broken.
-//!
-//! Kept true by every run here: the directory is the same afterwards, byte
-//! by byte.
-#![allow(clippy::unwrap_used)]
+//! `pontoonctl wal` on real logs, whole and broken.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,7 +12,10 @@ use pontoon_wal::{Batch, Config, LogIndex, SegmentId, StreamId, SystemClock, Wal
 use serde_json::Value;
 use tempfile::TempDir;
 
-const BINARY: &str = env!("CARGO_BIN_EXE_pontoonctl");
+use super::{
+    Answer, BINARY, answer, contents, flip, json, last_line, lines_of_json, number, patch, table,
+};
+
 const NODE: u64 = 7;
 const COMMITS: u64 = 50;
 /// Large enough that little of a commit's blocks is padding: a log that is
@@ -50,10 +47,6 @@ fn block_on<T>(task: impl Future<Output = T>) -> T {
 
 fn close(wal: Wal) {
     block_on(wal.close());
-}
-
-fn start(command: &mut Command) -> Child {
-    command.spawn().unwrap()
 }
 
 /// Streams 1 to 3 with an entry each per commit, then one commit with a
@@ -108,38 +101,7 @@ impl Sample {
     }
 }
 
-fn flip(path: &Path, offset: u64) {
-    patch(path, offset, 1, |byte| byte[0] ^= 0x10);
-}
-
-fn patch(path: &Path, offset: u64, len: u64, change: impl FnOnce(&mut [u8])) {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap();
-    let mut bytes = vec![0; len as usize];
-    file.read_exact_at(&mut bytes, offset).unwrap();
-    change(&mut bytes);
-    file.write_all_at(&bytes, offset).unwrap();
-}
-
 // Looks at them.
-
-struct Answer {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-impl Answer {
-    /// What was printed, if the exit code is this one.
-    #[track_caller]
-    fn expect(self, code: i32) -> String {
-        assert_eq!(self.code, code, "stdout:\n{}\n{}", self.out, self.err);
-        self.out
-    }
-}
 
 /// `pontoonctl wal <words> <dir>`, which must leave the directory as it is.
 #[track_caller]
@@ -159,70 +121,6 @@ fn pontoonctl_in_motion(dir: &Path, words: &[&str]) -> Answer {
             .arg(dir)
             .stdout(Stdio::piped()),
     )
-}
-
-fn answer(command: &mut Command) -> Answer {
-    let child = start(command.stderr(Stdio::piped()));
-    let output = child.wait_with_output().unwrap();
-    Answer {
-        code: output.status.code().unwrap(),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
-}
-
-/// Names and bytes of all files; `None` where there is no directory.
-fn contents(dir: &Path) -> Option<BTreeMap<PathBuf, Vec<u8>>> {
-    let entries = fs::read_dir(dir).ok()?;
-    let files = entries.map(|entry| {
-        let path = entry.unwrap().path();
-        let bytes = fs::read(&path).unwrap();
-        (path, bytes)
-    });
-    Some(files.collect())
-}
-
-#[track_caller]
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap()
-}
-
-#[track_caller]
-fn lines_of_json(text: &str) -> Vec<Value> {
-    text.lines().map(json).collect()
-}
-
-#[track_caller]
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap()
-}
-
-fn last_line(text: &str) -> &str {
-    text.lines().last().unwrap_or("")
-}
-
-/// Where each word of a line ends.
-fn word_ends(line: &str) -> Vec<usize> {
-    let is_end = |&at: &usize| {
-        !line[..at].ends_with(' ') && line[at..].chars().next().is_none_or(|after| after == ' ')
-    };
-    (1..=line.len()).filter(is_end).collect()
-}
-
-/// The rows of the table that starts with this word, which must be aligned.
-#[track_caller]
-fn table<'a>(text: &'a str, name: &str) -> Vec<Vec<&'a str>> {
-    let mut lines = text
-        .lines()
-        .skip_while(|line| line.split_whitespace().next() != Some(name))
-        .take_while(|line| !line.is_empty());
-    let ends = word_ends(lines.next().expect("the table is there"));
-    lines
-        .map(|line| {
-            assert_eq!(word_ends(line), ends, "not aligned: {line:?} in\n{text}");
-            line.split_whitespace().collect()
-        })
-        .collect()
 }
 
 // Whole logs.
