@@ -17,6 +17,11 @@ use pontoon_wal::{Batch, Config, LogIndex, StreamId, Wal};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
+/// Records are allocated on one thread and freed on another, which this
+/// allocator is made for. Peers in the same process have it too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const STREAM: StreamId = StreamId(1);
 /// A stream is purged when it has so many entries, so that runs of any length
 /// use segments again.

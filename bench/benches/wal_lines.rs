@@ -24,6 +24,11 @@ use pontoon_wal::inspect::{Depth, inspect};
 use pontoon_wal::{Batch, Config, LogIndex, StreamId, Wal};
 use tokio::runtime::Runtime;
 
+/// Records are allocated on one thread and freed on another, which this
+/// allocator is made for. Peers in the same process have it too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(1000);
 const MIB: f64 = (1 << 20) as f64;

@@ -6,6 +6,7 @@
 //! reference was disturbed has no verdict.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use crate::samples::median;
 
@@ -26,6 +27,16 @@ impl Target {
             Self::AtMost(limit) => Some(ratio <= limit),
             Self::AtLeast(limit) => Some(ratio >= limit),
             Self::None => None,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(limit) => write!(f, "<= {limit}"),
+            Self::AtLeast(limit) => write!(f, ">= {limit}"),
+            Self::None => f.write_str("none"),
         }
     }
 }
@@ -136,21 +147,24 @@ impl Line {
         }
     }
 
+    fn verdict(&self) -> &'static str {
+        match self.met() {
+            Some(true) => "met",
+            Some(false) => "NOT MET",
+            None if self.is_disturbed() => "NO VERDICT, disturbed: run again",
+            None => "for information",
+        }
+    }
+
     /// For people.
     #[must_use]
     pub fn text(&self) -> String {
         let facts = self.facts();
         let target = match self.target {
-            Target::AtMost(limit) => format!("target <= {limit}"),
-            Target::AtLeast(limit) => format!("target >= {limit}"),
             Target::None => "no target".to_owned(),
+            target => format!("target {target}"),
         };
-        let verdict = match self.met() {
-            Some(true) => "met",
-            Some(false) => "NOT MET",
-            None if self.is_disturbed() => "NO VERDICT, disturbed: run again",
-            None => "for information",
-        };
+        let verdict = self.verdict();
         let mut text = format!(
             "{:<26} {}\n{:<26} ours {} {unit}, reference {} {unit}, ratio {:.3} ({:.3}..{:.3}), {target}: {verdict}",
             self.name,
@@ -209,6 +223,42 @@ impl Line {
     }
 }
 
+/// All lines at a glance, as a table that documents can hold.
+#[must_use]
+pub fn table(lines: &[Line]) -> String {
+    let heading = ["line", "ours", "reference", "ratio (range)", "target", ""];
+    let mut rows = vec![heading.map(str::to_owned)];
+    rows.extend(lines.iter().map(|line| {
+        let facts = line.facts();
+        [
+            line.name.clone(),
+            format!("{} {}", figure(facts.ours), line.unit),
+            format!("{} {}", figure(facts.reference), line.unit),
+            format!(
+                "{:.3} ({:.3}..{:.3})",
+                line.ratio(),
+                facts.ratio_min,
+                facts.ratio_max
+            ),
+            line.target.to_string(),
+            line.verdict().to_owned(),
+        ]
+    }));
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.max().unwrap_or(0)
+    });
+    rows.insert(1, widths.map(|width| "-".repeat(width)));
+    let mut text = String::new();
+    for row in rows {
+        for (cell, width) in row.iter().zip(widths) {
+            text += &format!("| {cell:<width$} ");
+        }
+        text += "|\n";
+    }
+    text
+}
+
 /// The middles of the rounds, and how far the ratios lie apart.
 struct Facts {
     ours: f64,
@@ -228,6 +278,22 @@ fn figure(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_has_a_row_for_each_line_and_straight_columns() {
+        let mut line = Line::new("x", "this and that", "µs", Target::AtLeast(0.5));
+        line.round(10.0, 10.0);
+        let mut other = Line::new("longer", "", "MiB/s", Target::None);
+        other.round(1234.5, 1000.0);
+        let table = table(&[line, other]);
+        let rows: Vec<_> = table.lines().collect();
+        assert_eq!(rows.len(), 4);
+        let width = rows[0].chars().count();
+        assert!(rows.iter().all(|row| row.chars().count() == width));
+        assert!(rows[2].contains("| 10.0 µs    | 10.0 µs    |"), "{table}");
+        assert!(rows[2].contains("| >= 0.5 | met "), "{table}");
+        assert!(rows[3].contains("| none   | for information |"), "{table}");
+    }
 
     #[test]
     fn the_verdict_is_about_the_middle_ratio() {

@@ -60,6 +60,16 @@ pub fn rss_anon_bytes() -> io::Result<u64> {
     Ok(field("/proc/self/status", "RssAnon:")? * 1024)
 }
 
+/// Bytes of files that are mapped and resident (`RssFile`).
+pub fn rss_file_bytes() -> io::Result<u64> {
+    Ok(field("/proc/self/status", "RssFile:")? * 1024)
+}
+
+/// Bytes that were read from a disk for this process.
+pub fn disk_read_bytes() -> io::Result<u64> {
+    field("/proc/self/io", "read_bytes:")
+}
+
 /// Bytes that the process asked the kernel to read so far, from any source.
 pub fn read_bytes() -> io::Result<u64> {
     field("/proc/self/io", "rchar:")
@@ -94,5 +104,7 @@ mod tests {
     fn the_kernel_tells() {
         assert!(rss_anon_bytes().unwrap() > 0);
         assert!(read_bytes().unwrap() > 0);
+        assert!(rss_file_bytes().unwrap() > 0);
+        disk_read_bytes().unwrap();
     }
 }

@@ -29,6 +29,11 @@ impl Store {
         let _writer = self.writer.lock();
         self.check(entry)?;
         let mut scratch = Scratch::default();
+        let effects = entry.steps.iter().map(|step| match step {
+            Step::Write { effects, .. } => effects.len(),
+            _ => 0,
+        });
+        scratch.events.reserve(effects.sum());
         let mut bytes = 0;
         for step in &entry.steps {
             bytes += self

@@ -333,7 +333,7 @@ impl Tables {
             sub: change.sub + 1,
             ..change
         };
-        let superseded = self.superseded_after(key, next)?;
+        let superseded = self.superseded_after(key, next, &mut Vec::new())?;
         Ok(superseded.filter(|version| version.head.change == change))
     }
 
@@ -352,7 +352,7 @@ impl Tables {
         let before = match record.before {
             Some(before) if before.head.change.revision <= at => Some(before),
             // Another change of the same revision came before.
-            _ => self.version_at(record.key, at)?,
+            _ => self.version_at(record.key, at, &mut Vec::new())?,
         };
         let kv = before
             .map(|before| before.kv(record.key, &self.pages))

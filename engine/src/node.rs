@@ -451,9 +451,9 @@ fn built_bytes(prefix: usize, cells: &[Cell<'_>]) -> usize {
     HEADER + prefix + cells
 }
 
-/// Bytes that each cell takes in a node without prefix.
-pub(crate) fn cell_bytes(cell: &Cell<'_>) -> usize {
-    cell.bytes(0)
+/// Bytes that a cell takes in a node with a prefix of `prefix` bytes.
+pub(crate) fn cell_bytes(cell: &Cell<'_>, prefix: usize) -> usize {
+    cell.bytes(prefix.min(cell.key_bytes()))
 }
 
 /// Bytes of a page that cells and prefix may take.

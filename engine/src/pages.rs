@@ -224,6 +224,18 @@ impl Pages {
         }
     }
 
+    /// Whether `page` was not read since the file was opened.
+    pub(crate) fn is_cold(&self, page: u64) -> bool {
+        self.slot(page) == UNCHECKED
+    }
+
+    /// Says that `page` will be wanted soon.
+    pub(crate) fn prefetch(&self, page: u64) {
+        if page < self.file_pages && self.is_cold(page) {
+            self.mapping.prefetch(page * PAGE_BYTES as u64, PAGE_BYTES);
+        }
+    }
+
     /// Checks a run that lies in the file, and remembers that it was.
     #[cold]
     fn check(&self, page: u64) -> Result<&[u8], EngineError> {

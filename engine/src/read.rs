@@ -49,7 +49,7 @@ impl Store {
         let tables = self.tables.read();
         tables.readable(at)?;
         tables.decided(&KeyRange::one(Bytes::new()), Some(key), at)?;
-        if let Some(version) = tables.version_at(key, at)? {
+        if let Some(version) = tables.version_at(key, at, &mut Vec::new())? {
             visit(version.kv(key, &tables.pages)?);
         }
         Ok(())
@@ -213,6 +213,7 @@ impl Tables {
         &self,
         key: &[u8],
         at: Revision,
+        scratch: &mut Vec<u8>,
     ) -> Result<Option<Version<'_>>, EngineError> {
         if let Some(item) = self.get(Table::Current, key)? {
             let version = self.version(Table::Current, key, item)?;
@@ -222,7 +223,7 @@ impl Tables {
         } else if at >= self.facts.last {
             return Ok(None);
         }
-        self.version_in_past(key, at)
+        self.version_in_past(key, at, scratch)
     }
 
     /// The version of `key` at a revision, if it was superseded since.
@@ -230,14 +231,13 @@ impl Tables {
         &self,
         key: &[u8],
         at: Revision,
+        scratch: &mut Vec<u8>,
     ) -> Result<Option<Version<'_>>, EngineError> {
-        let before = self.superseded_after(
-            key,
-            Change {
-                revision: at.next(),
-                sub: 0,
-            },
-        )?;
+        let since = Change {
+            revision: at.next(),
+            sub: 0,
+        };
+        let before = self.superseded_after(key, since, scratch)?;
         // If it is newer than that, the key was not there.
         Ok(before.filter(|version| version.head.change.revision <= at))
     }
@@ -247,14 +247,14 @@ impl Tables {
         &self,
         key: &[u8],
         change: Change,
+        history: &mut Vec<u8>,
     ) -> Result<Option<Version<'_>>, EngineError> {
-        let mut history = Vec::with_capacity(key.len() + 2 + CHANGE_BYTES);
-        history_key(key, change, &mut history);
+        history_key(key, change, history);
         let cursor = self.seek(Table::History, &history)?;
         history.truncate(history.len() - CHANGE_BYTES);
         let found = cursor
             .here()
-            .and_then(|(leaf, i)| change_of_key(&history, leaf.prefix(), leaf.suffix(i)));
+            .and_then(|(leaf, i)| change_of_key(history, leaf.prefix(), leaf.suffix(i)));
         match found {
             None => Ok(None),
             Some(change) => match self.get(Table::Changes, &change)? {
@@ -399,6 +399,7 @@ impl Tables {
         changed.sort_unstable();
         changed.dedup();
         let mut changed = changed.into_iter().peekable();
+        let mut scratch = Vec::new();
         let mut cursor = self.seek(Table::Current, start)?;
         let mut key = Vec::with_capacity(256);
         let mut left = Left::default();
@@ -418,7 +419,7 @@ impl Tables {
                 return Ok(ControlFlow::Continue(next.map_or(key, <[u8]>::to_vec)));
             }
             let version = match next {
-                Some(changed) => self.version_at(changed, at)?,
+                Some(changed) => self.version_at(changed, at, &mut scratch)?,
                 None => {
                     let item = cursor.item().expect("there is a key");
                     Some(self.version(Table::Current, &key, item)?)
@@ -454,6 +455,7 @@ impl Tables {
         visit: Visit<'_>,
     ) -> Result<ControlFlow<(), Vec<u8>>, EngineError> {
         let (mut key, mut past, mut raw) = (Vec::new(), Vec::new(), Vec::new());
+        let mut other = Vec::new();
         let mut cursor = self.seek(Table::Current, start)?;
         history_prefix(start, &mut raw);
         let mut history = self.seek(Table::History, &raw)?;
@@ -491,7 +493,7 @@ impl Tables {
                     .filter(|version| version.head.change.revision <= at);
             }
             if version.is_none() && with_past {
-                version = self.version_in_past(this, at)?;
+                version = self.version_in_past(this, at, &mut other)?;
             }
             let kv = version
                 .map(|version| version.kv(this, &self.pages))
@@ -507,7 +509,6 @@ impl Tables {
                 // are few, then with one long step.
                 history_prefix(this, &mut raw);
                 let mut steps = 0;
-                let mut other = Vec::new();
                 while history.key_into(&mut other) && other.starts_with(&raw) {
                     steps += 1;
                     if steps > 4 {

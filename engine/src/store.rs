@@ -47,7 +47,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             store: 0,
-            dirty_bytes_max: 64 << 20,
+            dirty_bytes_max: 128 << 20,
             log_bytes_max: 256 << 20,
             recent_bytes_max: 16 << 20,
         }

@@ -11,12 +11,13 @@ use crate::node::Item;
 use crate::position::{Change, Revision};
 use crate::read::change_at;
 use crate::store::{Store, Tables};
+use crate::sync;
 use crate::tables::{Kind, Table, change_key, history_key};
 use crate::tree;
 use crate::version::{ChangeRecord, tombstone_hash};
 
 /// Changes that are looked at while readers and writers wait.
-const STRETCH_CHANGES: usize = if cfg!(feature = "shuttle") { 1 } else { 16 };
+const STRETCH_CHANGES: usize = if cfg!(feature = "shuttle") { 1 } else { 4 };
 
 impl Store {
     /// Whether the floor may be raised to `revision`, in etcd's terms.
@@ -37,7 +38,7 @@ impl Store {
         self.running()?;
         let mut left = changes_max;
         loop {
-            let _writer = self.writer.lock();
+            let writer = self.writer.lock();
             let mut tables = self.tables.write();
             // Unfinished reads still need what they see.
             let needed = self.reads.lock().keys().next().copied();
@@ -54,6 +55,7 @@ impl Store {
             tables
                 .sweep(target, stretch)
                 .map_err(|error| self.stop(error))?;
+            sync::hand_over(writer, tables);
         }
     }
 }

@@ -9,6 +9,23 @@ pub(crate) use scheduled::{Mutex, RwLock};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::sync::MutexGuard;
 
+/// Lets go of both locks, and lets those who wait for them go first. Without
+/// that a thread that takes them again at once would starve the others.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn hand_over<A, B>(
+    mutex: MutexGuard<'_, A>,
+    lock: parking_lot::RwLockWriteGuard<'_, B>,
+) {
+    parking_lot::RwLockWriteGuard::unlock_fair(lock);
+    MutexGuard::unlock_fair(mutex);
+}
+
+#[cfg(feature = "shuttle")]
+pub(crate) fn hand_over<A, B>(mutex: A, lock: B) {
+    drop(lock);
+    drop(mutex);
+}
+
 #[cfg(feature = "shuttle")]
 mod scheduled {
     use shuttle::sync::{self, MutexGuard, RwLockReadGuard, RwLockWriteGuard};

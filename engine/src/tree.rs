@@ -19,6 +19,9 @@ const LEVELS_MAX: usize = 40;
 /// Nodes with fewer bytes look for a neighbour to join.
 const THIN_BYTES: usize = PAGE_BYTES / 4;
 
+/// Children that a cursor asks for before it needs them.
+const READ_AHEAD: usize = 32;
+
 /// From the root down: a page and which of its cells was taken.
 type Path = SmallVec<[(u64, usize); 8]>;
 
@@ -342,7 +345,7 @@ fn make_room(node: Node<'_>, i: usize, replace: bool, new: &Cell<'_>) -> Image {
         let separator = node::separator(&node.key(i - 1), &new.key());
         return Image::Added(separator, node::build(level, &[*new]));
     }
-    let cut = cut(&cells, least);
+    let cut = cut(&cells, least, node.prefix().len());
     let (left, right) = cells.split_at_mut(cut);
     let first = right[0].key();
     let separator = match level {
@@ -361,12 +364,15 @@ fn make_room(node: Node<'_>, i: usize, replace: bool, new: &Cell<'_>) -> Image {
 
 /// Where to cut: so that as few pages as possible are needed, then so that the
 /// halves are alike.
-fn cut(cells: &[Cell<'_>], least: usize) -> usize {
-    let total: usize = cells.iter().map(node::cell_bytes).sum();
+fn cut(cells: &[Cell<'_>], least: usize, prefix: usize) -> usize {
+    let total: usize = cells
+        .iter()
+        .map(|cell| node::cell_bytes(cell, prefix))
+        .sum();
     let mut left = 0;
     let mut best = (usize::MAX, usize::MAX, least);
     for (k, cell) in cells.iter().enumerate().take(cells.len() - least) {
-        left += node::cell_bytes(cell);
+        left += node::cell_bytes(cell, prefix);
         if k + 1 < least {
             continue;
         }
@@ -489,9 +495,19 @@ impl<'a> Cursor<'a> {
         self.path[turn].1 += 1;
         while self.path.len() < depth {
             let &(node, i) = self.path.last().expect("not empty");
+            self.read_ahead(node, i);
             self.path.push((below(self.pages, node, i)?, 0));
         }
         Ok(())
+    }
+
+    /// When the next child was never read, those after it probably weren't either.
+    fn read_ahead(&self, node: Node<'_>, i: usize) {
+        if self.pages.is_cold(node.child(i).page) {
+            for i in i..node.count().min(i + READ_AHEAD) {
+                self.pages.prefetch(node.child(i).page);
+            }
+        }
     }
 
     /// Goes back to the key before; `false`, and no further use, if there is none.

@@ -113,6 +113,9 @@ pub trait Mapping: Send + Sync {
     /// writes to them or cuts them off while the slice lives.
     #[allow(unsafe_code)]
     unsafe fn slice(&self, offset: u64, bytes: usize) -> &[u8];
+    /// Says that these bytes will be wanted soon; what is read otherwise is
+    /// read page by page. It is but a hint.
+    fn prefetch(&self, _offset: u64, _bytes: usize) {}
 }
 
 /// Reads exactly `bytes` (a multiple of the block size) at `offset`, however

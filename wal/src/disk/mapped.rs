@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::{MappedFile, Mapping};
 use crate::blocks::BLOCK_BYTES;
@@ -56,6 +56,8 @@ impl MappedFile for RealMappedFile {
         let memory = MmapOptions::new()
             .len(bytes)
             .map_raw_read_only(&self.file)?;
+        // What lies beside a page is rarely what comes next; see `prefetch`.
+        memory.advise(Advice::Random)?;
         let name = fault::Named::new(memory.as_ptr().addr(), bytes, Arc::clone(&self.path))?;
         Ok(Box::new(RealMapping {
             _name: name,
@@ -90,5 +92,12 @@ impl Mapping for RealMapping {
         // mapping, which is readable and lives as long as `self`. The caller
         // promises that the file has these bytes and that nobody changes them.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(start), bytes) }
+    }
+
+    fn prefetch(&self, offset: u64, bytes: usize) {
+        if let Ok(offset) = usize::try_from(offset) {
+            // Nothing depends on it.
+            let _ = self.memory.advise_range(Advice::WillNeed, offset, bytes);
+        }
     }
 }
