@@ -13,7 +13,7 @@ use crate::pods::Put;
 
 /// Changed pages in memory at which the writer waits, in multiples of those
 /// that start a checkpoint.
-pub const DIRTY_FACTOR_MAX: usize = 4;
+pub const DIRTY_FACTOR_MAX: usize = 2;
 /// How often the writer looks again.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// How long it waits in all before something must be wrong.

@@ -21,8 +21,8 @@ use crate::store::{Durable, Store};
 use crate::sync::MutexGuard;
 use crate::tables::{STATE_NAME, Table};
 
-/// Pages looked up, written or let go of at once.
-const STEP_PAGES: usize = 256;
+/// Pages looked up or let go of while others wait.
+const STEP_PAGES: usize = 16;
 /// Most bytes of one write, longer runs aside.
 const WRITE_BYTES: usize = 1 << 20;
 

@@ -250,7 +250,7 @@ impl Tables {
         history: &mut Vec<u8>,
     ) -> Result<Option<Version<'_>>, EngineError> {
         history_key(key, change, history);
-        let cursor = self.seek(Table::History, &history)?;
+        let cursor = self.seek(Table::History, history)?;
         history.truncate(history.len() - CHANGE_BYTES);
         let found = cursor
             .here()

@@ -16,9 +16,6 @@ use crate::tables::{Kind, Table, change_key, history_key};
 use crate::tree;
 use crate::version::{ChangeRecord, tombstone_hash};
 
-/// Changes that are looked at while readers and writers wait.
-const STRETCH_CHANGES: usize = if cfg!(feature = "shuttle") { 1 } else { 4 };
-
 impl Store {
     /// Whether the floor may be raised to `revision`, in etcd's terms.
     pub fn check_compact(&self, revision: Revision) -> Result<(), Reject> {
@@ -50,60 +47,56 @@ impl Store {
             if left == 0 {
                 return Ok(true);
             }
-            let stretch = left.min(STRETCH_CHANGES);
-            left -= stretch;
-            tables
-                .sweep(target, stretch)
-                .map_err(|error| self.stop(error))?;
+            left -= 1;
+            // One at a time: who comes meanwhile need not even go to sleep.
+            tables.sweep_one(target).map_err(|error| self.stop(error))?;
             sync::hand_over(writer, tables);
         }
     }
 }
 
 impl Tables {
-    /// Sweeps some changes towards `target`.
-    fn sweep(&mut self, target: Revision, changes_max: usize) -> Result<(), EngineError> {
+    /// Sweeps the next change towards `target`, or notes that there is none.
+    fn sweep_one(&mut self, target: Revision) -> Result<(), EngineError> {
         let (mut raw, mut start, mut history) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..changes_max {
-            let cursor = self.seek(Table::Changes, &change_key(self.sweep_from(target)))?;
-            let change = match cursor.key_into(&mut raw) {
-                true => Some(change_at(self, &raw)?),
-                false => None,
-            };
-            let Some(change) = change.filter(|change| change.revision <= target) else {
-                drop(cursor);
-                // The next compaction begins with what this one left.
-                self.facts.swept = target;
-                self.facts.sweep = Change {
-                    revision: target,
-                    sub: 0,
-                };
-                return Ok(());
-            };
-            let record = self.change_record(&raw, cursor.item().expect("there is a key"))?;
-            let (kind, key) = (record.kind, record.key);
-            let has_before = record.before.is_some();
-            let mut gone = record.before.map_or(0, |before| before.hash(key));
-            if kind == Kind::Delete && change.revision < target {
-                gone = gone.wrapping_add(tombstone_hash(key, change));
-            }
-            ChangeRecord::encode_start(kind, key, &mut start);
-            history_key(key, change, &mut history);
+        let cursor = self.seek(Table::Changes, &change_key(self.sweep_from(target)))?;
+        let change = match cursor.key_into(&mut raw) {
+            true => Some(change_at(self, &raw)?),
+            false => None,
+        };
+        let Some(change) = change.filter(|change| change.revision <= target) else {
             drop(cursor);
-            if change.revision < target {
-                self.remove(Table::Changes, &raw)?;
-            } else if has_before {
-                self.put_smaller(Table::Changes, &raw, &start)?;
-            }
-            if has_before {
-                self.remove(Table::History, &history)?;
-            }
-            self.facts.hash.keys = self.facts.hash.keys.wrapping_sub(gone);
+            // The next compaction begins with what this one left.
+            self.facts.swept = target;
             self.facts.sweep = Change {
-                sub: change.sub + 1,
-                ..change
+                revision: target,
+                sub: 0,
             };
+            return Ok(());
+        };
+        let record = self.change_record(&raw, cursor.item().expect("there is a key"))?;
+        let (kind, key) = (record.kind, record.key);
+        let has_before = record.before.is_some();
+        let mut gone = record.before.map_or(0, |before| before.hash(key));
+        if kind == Kind::Delete && change.revision < target {
+            gone = gone.wrapping_add(tombstone_hash(key, change));
         }
+        ChangeRecord::encode_start(kind, key, &mut start);
+        history_key(key, change, &mut history);
+        drop(cursor);
+        if change.revision < target {
+            self.remove(Table::Changes, &raw)?;
+        } else if has_before {
+            self.put_smaller(Table::Changes, &raw, &start)?;
+        }
+        if has_before {
+            self.remove(Table::History, &history)?;
+        }
+        self.facts.hash.keys = self.facts.hash.keys.wrapping_sub(gone);
+        self.facts.sweep = Change {
+            sub: change.sub + 1,
+            ..change
+        };
         Ok(())
     }
 

@@ -3,17 +3,26 @@
 //! Kept true: every piece of it is short, and others get in between.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::error::EngineError;
 use crate::format::META_PAGES;
+use crate::position::{Change, Revision};
 use crate::store::Store;
+use crate::tables::{Table, change_key};
 
-/// Changes swept before the next look at whether a checkpoint is due.
-const SWEEP_CHANGES: usize = 64;
+/// How long the others have everything for themselves between two goes of the
+/// sweep, so that few who write meet it at all.
+const SWEEP_PAUSE: Duration = Duration::from_millis(1);
+/// Changes swept in one go, at least; more if there is much to sweep, so that
+/// no write rate leaves it behind for good.
+const SWEEP_CHANGES_MIN: u64 = 32;
+const SWEEP_CHANGES_SHARE: u64 = 1 << 16;
 
 impl Store {
     /// Works until the store is closed or fails. Run it on one thread or
-    /// task, for this store or together with that of others.
+    /// task, for this store or together with that of others, on a runtime
+    /// with timers.
     pub async fn tend(&self) -> Result<(), EngineError> {
         while !self.closing.load(Ordering::Acquire) {
             if self.is_checkpoint_due() {
@@ -22,12 +31,23 @@ impl Store {
                     tokio::task::yield_now().await;
                 }
                 checkpoint.finish(self)?;
-            } else if !self.compact_step(SWEEP_CHANGES)? {
+            } else if self.compact_step(self.sweep_changes()?)? {
+                tokio::time::sleep(SWEEP_PAUSE).await;
+            } else {
                 self.wake.notified().await;
             }
-            tokio::task::yield_now().await;
         }
         Ok(())
+    }
+
+    fn sweep_changes(&self) -> Result<usize, EngineError> {
+        let tables = self.tables.read();
+        let end = change_key(Change {
+            revision: tables.facts.floor.next().max(Revision::FIRST),
+            sub: 0,
+        });
+        let waiting = tables.rank(Table::Changes, &end)?;
+        Ok((SWEEP_CHANGES_MIN + waiting / SWEEP_CHANGES_SHARE) as usize)
     }
 
     fn is_checkpoint_due(&self) -> bool {

@@ -21,7 +21,7 @@ pub(crate) const NAMES: &[&str] = &["open-warm", "open-cold", "memory-gets"];
 
 /// With its key, its change and what the tree needs, a put takes some 420
 /// bytes of the file.
-const VALUE_BYTES: usize = 300;
+const VALUE_BYTES: usize = 340;
 const KEYS: u64 = 10_000_000;
 const LOAD_BATCH: usize = 1000;
 const FILE_BYTES_MIN: u64 = 4 << 30;

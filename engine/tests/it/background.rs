@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use pontoon_engine::{
@@ -56,6 +57,8 @@ fn tended(config: Config, work: impl AsyncFnOnce(&Store)) {
     let disk = disk(1);
     let store = Arc::new(Store::open(&disk, Path::new(PATH), config).unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
         .build()
         .unwrap();
     LocalSet::new().block_on(&runtime, async {
@@ -126,7 +129,7 @@ fn what_is_compacted_is_swept_and_its_space_used_again() {
                 }],
             );
             while store.compact_step(0).unwrap() {
-                yield_now().await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
             sizes.push(store.file_bytes().0);
         }

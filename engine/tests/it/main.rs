@@ -12,7 +12,9 @@ mod crash;
 mod damage;
 #[cfg(not(feature = "shuttle"))]
 mod docs;
+// Laid out by hand, to be read in one piece.
 #[cfg(not(feature = "shuttle"))]
+#[rustfmt::skip]
 mod model;
 #[cfg(not(feature = "shuttle"))]
 mod ops;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use pontoon_engine::{DeleteRange, KeyRange, Op, Range, Reject, Request};
 
-use super::history::within;
+use super::within;
 
 pub(super) fn check(request: &Request, ops_max: usize) -> Result<(), Reject> {
     match request.clone() {
