@@ -207,14 +207,16 @@ fn find_metas(reader: &Reader, findings: &mut Findings) -> Result<Metas, EngineE
             }
         }
     };
-    findings.severity = Severity::Damage;
     if !reader.bytes.is_multiple_of(PAGE_BYTES as u64) {
+        // A power cut may leave it so, behind all that is in use.
+        findings.severity = Severity::Note;
         findings.at(
             reader.pages,
             None,
             "the file ends inside this page".to_owned(),
         );
     }
+    findings.severity = Severity::Damage;
     Ok(metas)
 }
 

@@ -13,7 +13,7 @@ use pontoon_wal::disk::sim::Rng;
 use pontoon_wal::disk::{Backend, RealDisk};
 use tokio::task::{LocalSet, yield_now};
 
-use crate::script::{PATH, disk, everything, open};
+use crate::script::{PATH, assert_whole, disk, everything, open};
 
 fn put(key: u64, bytes: usize) -> Effect {
     let key = format!("key-{key:06}").into();
@@ -201,6 +201,7 @@ fn a_file_cut_by_more_than_a_page_of_its_map_opens_again() {
         store.trim().unwrap();
         let copy = Store::open(&disk, &path, Config::default()).unwrap();
         assert_eq!(copy.applied(), store.applied());
+        assert_whole(&disk, &path);
     }
     assert!(store.file_bytes().0 < 10 << 20);
     apply(&store, (0..40).map(large));

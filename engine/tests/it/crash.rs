@@ -5,7 +5,7 @@ use std::path::Path;
 use pontoon_engine::{EngineError, Entry, Store};
 use pontoon_wal::disk::sim::{Rng, SimDisk};
 
-use crate::script::{Everything, PATH, disk, entries, everything, open};
+use crate::script::{Everything, PATH, assert_whole, disk, entries, everything, open};
 
 /// Applies entries from where the store stands, with checkpoints and sweeps
 /// in between. Returns the last entry that a finished checkpoint covers.
@@ -57,6 +57,7 @@ fn recover(disk: &SimDisk, entries: &[Entry], states: &[Everything], covered: u6
     result.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     store.checkpoint().unwrap();
     drop(store);
+    assert_whole(disk, Path::new(PATH));
     let store = open(disk).unwrap();
     everything(&store)
         .unwrap()

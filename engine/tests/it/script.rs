@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use pontoon_engine::inspect::Severity;
 use pontoon_engine::{
     Applied, Config, ContentHash, Effect, EngineError, Entry, Event, KeyRange, KeyValue, Revision,
     Step, Store,
@@ -267,4 +268,15 @@ impl Everything {
         each("leases", &self.leases, &expected.leases, context);
         assert_eq!(self.hash, expected.hash, "{context}");
     }
+}
+
+/// Panics with what `pontoonctl tree check` would say is damaged.
+pub(crate) fn assert_whole(disk: &dyn Disk, path: &Path) {
+    let report = pontoon_engine::inspect::check(disk, path).unwrap();
+    let damaged: Vec<_> = report
+        .findings
+        .iter()
+        .filter(|finding| finding.severity != Severity::Note)
+        .collect();
+    assert!(damaged.is_empty(), "{damaged:?}");
 }
