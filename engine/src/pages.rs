@@ -229,10 +229,12 @@ impl Pages {
         self.slot(page) == UNCHECKED
     }
 
-    /// Says that `page` will be wanted soon.
-    pub(crate) fn prefetch(&self, page: u64) {
-        if page < self.file_pages && self.is_cold(page) {
-            self.mapping.prefetch(page * PAGE_BYTES as u64, PAGE_BYTES);
+    /// Says that pages will be wanted soon.
+    pub(crate) fn prefetch(&self, page: u64, pages: u64) {
+        let pages = pages.min(self.file_pages.saturating_sub(page));
+        if pages > 0 {
+            let bytes = pages as usize * PAGE_BYTES;
+            self.mapping.prefetch(page * PAGE_BYTES as u64, bytes);
         }
     }
 

@@ -5,11 +5,17 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use crate::error::EngineError;
 use crate::format::META_PAGES;
 use crate::position::{Change, Revision};
 use crate::store::Store;
 use crate::tables::{Table, change_key};
+
+/// While nothing else is to do, so many pages are checked, so often.
+const SCRUB_PAGES: u64 = 64;
+const SCRUB_PAUSE: Duration = Duration::from_millis(250);
 
 /// How long the others have everything for themselves between two goes of the
 /// sweep, so that few who write meet it at all.
@@ -24,6 +30,7 @@ impl Store {
     /// task, for this store or together with that of others, on a runtime
     /// with timers.
     pub async fn tend(&self) -> Result<(), EngineError> {
+        let mut scrubbed = 0;
         while !self.closing.load(Ordering::Acquire) {
             if self.is_checkpoint_due() {
                 let mut checkpoint = self.begin_checkpoint()?;
@@ -33,8 +40,8 @@ impl Store {
                 checkpoint.finish(self)?;
             } else if self.compact_step(self.sweep_changes()?)? {
                 tokio::time::sleep(SWEEP_PAUSE).await;
-            } else {
-                self.wake.notified().await;
+            } else if timeout(SCRUB_PAUSE, self.wake.notified()).await.is_err() {
+                scrubbed = self.scrub(scrubbed).map_err(|error| self.stop(error))?;
             }
         }
         Ok(())
@@ -54,6 +61,19 @@ impl Store {
         self.checkpoint_wanted.load(Ordering::Acquire)
             || self.log_bytes.load(Ordering::Relaxed) > self.config.log_bytes_max
             || self.dirty_bytes() > self.config.dirty_bytes_max
+    }
+
+    /// Checks the next pages, which were asked for a pause ago.
+    fn scrub(&self, page: u64) -> Result<u64, EngineError> {
+        let mut page = page;
+        for _ in 0..SCRUB_PAGES {
+            page = self.scrub_step(page, 1)?;
+            if page == 0 {
+                break;
+            }
+        }
+        self.tables.read().pages.prefetch(page, SCRUB_PAGES);
+        Ok(page)
     }
 
     /// Checks the pages on disk from `page` on, about `pages` of them, against

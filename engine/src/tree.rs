@@ -505,7 +505,10 @@ impl<'a> Cursor<'a> {
     fn read_ahead(&self, node: Node<'_>, i: usize) {
         if self.pages.is_cold(node.child(i).page) {
             for i in i..node.count().min(i + READ_AHEAD) {
-                self.pages.prefetch(node.child(i).page);
+                let page = node.child(i).page;
+                if self.pages.is_cold(page) {
+                    self.pages.prefetch(page, 1);
+                }
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pontoon_engine::{
-    Applied, Config, Effect, Entry, KeyRange, Range, Revision, Step, Store, range,
+    Applied, Config, Effect, EngineError, Entry, KeyRange, Range, Revision, Step, Store, range,
 };
 use pontoon_wal::disk::sim::Rng;
 use pontoon_wal::disk::{Backend, RealDisk};
@@ -52,15 +52,19 @@ fn apply_steps(store: &Store, steps: Vec<Step>) {
         .unwrap();
 }
 
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap()
+}
+
 /// Runs `work` beside the background work of a store with this configuration.
 fn tended(config: Config, work: impl AsyncFnOnce(&Store)) {
     let disk = disk(1);
     let store = Arc::new(Store::open(&disk, Path::new(PATH), config).unwrap());
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
+    let runtime = runtime();
     LocalSet::new().block_on(&runtime, async {
         let tended = Arc::clone(&store);
         let task = tokio::task::spawn_local(async move { tended.tend().await });
@@ -106,6 +110,30 @@ fn a_checkpoint_starts_when_the_log_has_grown_or_on_request() {
         while store.log_needed_after().index == needed {
             yield_now().await;
         }
+    });
+}
+
+#[test]
+fn damage_that_nobody_reads_is_found_in_the_background() {
+    let disk = disk(3);
+    let store = open(&disk).unwrap();
+    for i in 0..200 {
+        apply(&store, (0..10).map(|k| put(10 * i + k, 300)));
+    }
+    store.checkpoint().unwrap();
+    let runtime = runtime();
+    LocalSet::new().block_on(&runtime, async {
+        let tended = Arc::clone(&store);
+        let task = tokio::task::spawn_local(async move { tended.tend().await });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(store.failure(), None);
+        disk.flip_bit(Path::new(PATH), 40 * 4096 * 8 + 9999);
+        let found = task.await.unwrap();
+        assert!(
+            matches!(found, Err(EngineError::Damaged { page: 40, .. })),
+            "{found:?}"
+        );
+        assert!(store.failure().unwrap().contains("page 40"));
     });
 }
 
