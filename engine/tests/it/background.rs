@@ -128,7 +128,8 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(store.failure(), None);
         disk.flip_bit(Path::new(PATH), 40 * 4096 * 8 + 9999);
-        let found = task.await.unwrap();
+        let hour = Duration::from_secs(3600);
+        let found = tokio::time::timeout(hour, task).await.unwrap().unwrap();
         assert!(
             matches!(found, Err(EngineError::Damaged { page: 40, .. })),
             "{found:?}"
