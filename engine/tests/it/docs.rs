@@ -2,6 +2,8 @@
 //! are compared with the layouts, the constants and the tables of a store.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use pontoon_engine::format::LAYOUTS;
 use pontoon_engine::inspect::{CONSTANTS, TABLES};
@@ -11,7 +13,7 @@ fn tables() -> BTreeMap<String, Vec<Vec<String>>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/format.md");
     let mut heading = String::new();
     let mut tables: BTreeMap<String, Vec<Vec<String>>> = BTreeMap::new();
-    for line in std::fs::read_to_string(path).unwrap().lines() {
+    for line in fs::read_to_string(path).unwrap().lines() {
         if line.starts_with('#') {
             heading = line.trim_start_matches('#').trim().replace('`', "");
         } else if let Some(row) = line.strip_prefix('|') {
@@ -71,4 +73,26 @@ fn the_format_document_has_every_table_of_a_store() {
     let tables = tables();
     let written: Vec<_> = tables["Tables"].iter().map(|row| &row[0]).collect();
     assert_eq!(written, TABLES);
+}
+
+/// Every test that `docs/semantics.md` names is there.
+#[test]
+fn the_promises_have_their_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("../docs/semantics.md")).unwrap();
+    let mut named = 0;
+    for name in text.split('`').filter(|name| name.contains("::")) {
+        let (module, test) = name.rsplit_once("::").unwrap();
+        let file = match module {
+            "evaluate::tests" => root.join("src/evaluate/tests.rs"),
+            module => root.join(format!("tests/it/{module}.rs")),
+        };
+        let source = fs::read_to_string(&file).unwrap_or_else(|_| panic!("{name}: no {file:?}"));
+        assert!(
+            source.contains(&format!("#[test]\nfn {test}(")),
+            "{name} is not a test"
+        );
+        named += 1;
+    }
+    assert!(named > 15, "{named}");
 }
