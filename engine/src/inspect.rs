@@ -24,8 +24,8 @@ use crate::node::Child;
 use crate::open::roots;
 use crate::tables::{Kind, Table};
 
+pub use crate::store::Facts;
 pub use dump::{Cell, Content, PageBody, PageFacts, Row, Selection, dump, page};
-pub use reader::StoreFacts;
 pub use stats::{Prefix, Stats, TableStats, stats};
 
 use reader::Reader;
@@ -90,7 +90,7 @@ pub struct Report {
     /// The one before it, if its meta page is whole.
     pub older: Option<CheckpointFacts>,
     /// What the newest one says of its store, if that can be read.
-    pub store: Option<StoreFacts>,
+    pub store: Option<Facts>,
     /// What should not be, the first so many.
     pub findings: Vec<Finding>,
     /// How many findings there are in all.

@@ -194,32 +194,35 @@ pub(crate) fn encode_facts(facts: &Facts) -> Bytes {
     .into()
 }
 
+/// The facts in such a record, if it is one.
+pub(crate) fn decode_facts(record: &[u8]) -> Option<Facts> {
+    let state = State::decode(record)?;
+    let (key, end) = record[State::BYTES..].split_at_checked(state.key_bytes as usize)?;
+    Some(Facts {
+        revision: Revision(state.revision),
+        last: Revision(state.last),
+        floor: Revision(state.floor),
+        swept: Revision(state.swept),
+        sweep: Change {
+            revision: Revision(state.sweep_revision),
+            sub: state.sweep_sub,
+        },
+        applied: Applied {
+            index: state.index,
+            term: state.term,
+            leader: state.leader,
+        },
+        bounds: KeyRange::new(key.to_vec(), end.to_vec()),
+        hash: ContentHash {
+            keys: state.keys_hash,
+            records: state.records_hash,
+        },
+    })
+}
+
 pub(crate) fn read_facts(tables: &Tables) -> Result<Facts, EngineError> {
     let record = tables.record(Table::Records, STATE_NAME)?;
-    let decoded = record.and_then(|record| {
-        let state = State::decode(record)?;
-        let (key, end) = record[State::BYTES..].split_at_checked(state.key_bytes as usize)?;
-        Some(Facts {
-            revision: Revision(state.revision),
-            last: Revision(state.last),
-            floor: Revision(state.floor),
-            swept: Revision(state.swept),
-            sweep: Change {
-                revision: Revision(state.sweep_revision),
-                sub: state.sweep_sub,
-            },
-            applied: Applied {
-                index: state.index,
-                term: state.term,
-                leader: state.leader,
-            },
-            bounds: KeyRange::new(key.to_vec(), end.to_vec()),
-            hash: ContentHash {
-                keys: state.keys_hash,
-                records: state.records_hash,
-            },
-        })
-    });
+    let decoded = record.and_then(decode_facts);
     decoded.ok_or_else(|| tables.damaged_record(Table::Records, STATE_NAME))
 }
 

@@ -109,20 +109,23 @@ pub(crate) struct Tables {
 
 /// What is known of the tables as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub struct Facts {
     /// The newest revision that is visible here.
-    pub(crate) revision: Revision,
+    pub revision: Revision,
     /// The highest revision of a write or a stage.
-    pub(crate) last: Revision,
+    pub last: Revision,
     /// The lowest revision that can be read.
-    pub(crate) floor: Revision,
+    pub floor: Revision,
     /// The floor that was last swept up to completely.
-    pub(crate) swept: Revision,
+    pub swept: Revision,
     /// The change where the sweep goes on.
-    pub(crate) sweep: Change,
-    pub(crate) applied: Applied,
-    pub(crate) bounds: KeyRange,
-    pub(crate) hash: ContentHash,
+    pub sweep: Change,
+    /// The log entry up to which everything is applied.
+    pub applied: Applied,
+    /// The keys that the store is responsible for.
+    pub bounds: KeyRange,
+    /// Sums of hashes of all that the tables hold.
+    pub hash: ContentHash,
 }
 
 impl Default for Facts {

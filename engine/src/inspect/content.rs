@@ -16,9 +16,10 @@ use crate::tables::{
 };
 use crate::version::{ChangeRecord, Head, Version, record_hash, tombstone_hash};
 
-use super::reader::{Entry, Reader, Scan, StoreFacts};
+use super::reader::{Entry, Reader, Scan};
 use super::structure::Structure;
 use super::{Findings, root};
+use crate::store::Facts;
 
 /// Checks the content of a checkpoint; returns what it says of its store.
 pub(super) fn check(
@@ -26,7 +27,7 @@ pub(super) fn check(
     meta: &Meta,
     structure: &Structure,
     findings: &mut Findings,
-) -> Option<StoreFacts> {
+) -> Option<Facts> {
     let facts = reader.store_facts(meta);
     let Some(facts) = facts else {
         if !structure.is_hidden(Table::Records) {
@@ -61,7 +62,7 @@ struct Checker<'a> {
     meta: &'a Meta,
     structure: &'a Structure,
     findings: &'a mut Findings,
-    facts: &'a StoreFacts,
+    facts: &'a Facts,
     keys_hash: u64,
 }
 

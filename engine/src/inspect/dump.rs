@@ -14,9 +14,11 @@ use crate::tables::{
 };
 use crate::version::{ChangeRecord, Head};
 
-use super::reader::{Entry, Reader, Scan, StoreFacts};
+use super::reader::{Entry, Reader, Scan};
 use super::structure::slot;
 use super::{Finding, Findings, Severity, find_metas, root};
+use crate::open::decode_facts;
+use crate::store::Facts;
 
 /// Which entries are shown.
 #[derive(Clone, Debug, Default)]
@@ -95,7 +97,7 @@ pub enum Content {
     /// A record of the layer above.
     Record(Vec<u8>),
     /// The record that the store keeps for itself.
-    State(Box<StoreFacts>),
+    State(Box<Facts>),
     /// Something that makes no sense, and why.
     Nonsense(String),
 }
@@ -237,7 +239,7 @@ fn rows_of(reader: &Reader, table: Table, entry: &Entry, rows: &mut Vec<Row>) {
         },
         Table::Records => match (raw.split_first(), record()) {
             (_, Err(reason)) => add(&raw, Content::Nonsense(reason)),
-            (_, Ok(record)) if raw == STATE_NAME => match StoreFacts::decode(&record) {
+            (_, Ok(record)) if raw == STATE_NAME => match decode_facts(&record) {
                 Some(facts) => add(&[], Content::State(Box::new(facts))),
                 None => add(&[], nonsense()),
             },

@@ -14,14 +14,13 @@ use pontoon_wal::disk::{Disk, DiskFile};
 
 use crate::error::EngineError;
 use crate::format::{
-    MAGIC, META_PAGES, Meta, PAGE_BYTES, PageKind, RUN_HEADER_BYTES, RunHeader, State, VERSION,
-    checksum, run_pages,
+    MAGIC, META_PAGES, Meta, PAGE_BYTES, PageKind, RUN_HEADER_BYTES, RunHeader, VERSION, checksum,
+    run_pages,
 };
-use crate::keys::KeyRange;
 use crate::node::{Child, Item, Node, RunRef};
+use crate::open::decode_facts;
 use crate::pages::check_run;
-use crate::position::{Applied, Change, Revision};
-use crate::store::ContentHash;
+use crate::store::Facts;
 use crate::tables::{STATE_NAME, Table};
 
 /// Bytes of nodes that are kept for the next look.
@@ -260,58 +259,10 @@ impl Reader {
     }
 
     /// What the checkpoint says of its store.
-    pub(super) fn store_facts(&self, meta: &Meta) -> Option<StoreFacts> {
+    pub(super) fn store_facts(&self, meta: &Meta) -> Option<Facts> {
         let root = super::root(meta, Table::Records);
         let entry = self.get(root, STATE_NAME).ok()??;
-        StoreFacts::decode(&self.record(entry.item()).ok()?)
-    }
-}
-
-/// What a checkpoint says of its store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreFacts {
-    /// The newest revision that is visible.
-    pub revision: Revision,
-    /// The highest revision of a write or a stage.
-    pub last: Revision,
-    /// The lowest revision that can be read.
-    pub floor: Revision,
-    /// The floor that was last swept up to completely.
-    pub swept: Revision,
-    /// The change where the sweep goes on.
-    pub sweep: Change,
-    /// The log entry up to which everything is applied.
-    pub applied: Applied,
-    /// The keys that the store is responsible for.
-    pub bounds: KeyRange,
-    /// Sums of hashes of all that the tables hold.
-    pub hash: ContentHash,
-}
-
-impl StoreFacts {
-    pub(super) fn decode(record: &[u8]) -> Option<Self> {
-        let state = State::decode(record)?;
-        let (key, end) = record[State::BYTES..].split_at_checked(state.key_bytes as usize)?;
-        Some(Self {
-            revision: Revision(state.revision),
-            last: Revision(state.last),
-            floor: Revision(state.floor),
-            swept: Revision(state.swept),
-            sweep: Change {
-                revision: Revision(state.sweep_revision),
-                sub: state.sweep_sub,
-            },
-            applied: Applied {
-                index: state.index,
-                term: state.term,
-                leader: state.leader,
-            },
-            bounds: KeyRange::new(key.to_vec(), end.to_vec()),
-            hash: ContentHash {
-                keys: state.keys_hash,
-                records: state.records_hash,
-            },
-        })
+        decode_facts(&self.record(entry.item()).ok()?)
     }
 }
 

@@ -9,9 +9,10 @@ use crate::format::PAGE_BYTES;
 use crate::tables::Table;
 use crate::version::Head;
 
-use super::reader::{Reader, Scan, StoreFacts};
+use super::reader::{Reader, Scan};
 use super::structure::Structure;
 use super::{Finding, Findings, TABLES, find_metas, root};
+use crate::store::Facts;
 
 /// Prefixes that are listed.
 const PREFIXES_MAX: usize = 20;
@@ -24,7 +25,7 @@ pub struct Stats {
     /// Number of the newest checkpoint.
     pub generation: u64,
     /// What it says of its store, if that can be read.
-    pub facts: Option<StoreFacts>,
+    pub facts: Option<Facts>,
     /// Length of the file.
     pub file_bytes: u64,
     /// Pages that the newest checkpoint uses, meta pages included.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use pontoon_engine::inspect::{self, Content, PageBody, Severity, StoreFacts, TABLES};
+use pontoon_engine::inspect::{self, Content, Facts, PageBody, Severity, TABLES};
 use serde::Serialize;
 
 use super::escape;
@@ -207,7 +207,7 @@ impl Checkpoint {
 }
 
 impl State {
-    fn of(facts: StoreFacts) -> Self {
+    fn of(facts: Facts) -> Self {
         Self {
             revision: facts.revision.0,
             last: facts.last.0,
