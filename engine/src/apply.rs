@@ -104,6 +104,7 @@ impl Store {
                     undecided.remove(i);
                 }
                 Step::Void { revision } => undecided.retain(|(staged, _)| staged != revision),
+                Step::Reach { revision } => last = last.max(*revision),
                 Step::Compact { floor } => {
                     if floor.0 > last.0 || undecided.iter().any(|(staged, _)| staged <= floor) {
                         return refuse(format!("floor {floor} is above what is decided"));
@@ -148,6 +149,12 @@ impl Store {
                 Ok(bytes)
             }
             Step::Void { revision } => self.unstage(*revision),
+            Step::Reach { revision } => {
+                let mut tables = self.tables.write();
+                tables.facts.last = tables.facts.last.max(*revision);
+                scratch.visible = scratch.visible.max(*revision);
+                Ok(0)
+            }
             Step::Compact { floor } => {
                 let mut tables = self.tables.write();
                 tables.facts.floor = tables.facts.floor.max(*floor);

@@ -206,6 +206,8 @@ impl Checkpoint<'_> {
             applied: self.applied,
             applied_before: durable.applied,
         };
+        drop(durable);
+        store.checkpointed.send_replace(self.applied);
         Ok(())
     }
 

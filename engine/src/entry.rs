@@ -43,6 +43,12 @@ pub enum Step {
         /// The revision.
         revision: Revision,
     },
+    /// No write or stage at or below this revision will come: everything
+    /// through it is here.
+    Reach {
+        /// The revision.
+        revision: Revision,
+    },
     /// Raises the compaction floor.
     Compact {
         /// The lowest revision that can still be read.

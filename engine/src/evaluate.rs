@@ -25,6 +25,7 @@ mod tests;
 mod view;
 
 pub use check::check;
+pub use range::{join, part};
 use path::Path;
 use view::{NOW, View};
 

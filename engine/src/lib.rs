@@ -35,7 +35,7 @@ mod version;
 pub use effects::{Effect, Effects};
 pub use entry::{Entry, Step};
 pub use error::{EngineError, Reject};
-pub use evaluate::{Evaluated, check, evaluate, range};
+pub use evaluate::{Evaluated, check, evaluate, join, part, range};
 pub use events::{Event, EventKind};
 pub use keys::KeyRange;
 pub use pending::{Changes, Pending};

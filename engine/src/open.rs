@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use crate::sync::{Mutex, RwLock};
 use bytes::Bytes;
 use pontoon_wal::disk::{Disk, MappedFile, Mapping};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::counts::Counts;
 use crate::effects;
@@ -139,6 +139,7 @@ impl Store {
             tables: RwLock::new(tables),
             reads: Mutex::new(BTreeMap::new()),
             counts: Mutex::new(Counts::default()),
+            checkpointed: watch::Sender::new(durable.applied),
             durable: Mutex::new(durable),
             log_bytes: AtomicU64::new(0),
             wake: Notify::new(),

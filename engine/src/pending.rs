@@ -30,6 +30,7 @@ impl Changes {
 pub struct Pending {
     keys: BTreeMap<Bytes, SmallVec<[Version; 1]>>,
     requests: VecDeque<Waiting>,
+    floor: Revision,
 }
 
 /// What a key becomes with one request.
@@ -132,6 +133,30 @@ impl Pending {
                 }
             }
         }
+    }
+
+    /// The requests from this ticket on will not happen.
+    pub fn withdraw(&mut self, ticket: Ticket) {
+        while let Some(request) = self.requests.pop_back_if(|r| r.ticket >= ticket) {
+            for key in request.keys {
+                let versions = self.keys.get_mut(&key);
+                let versions = versions.expect("a waiting request's keys are here");
+                let newest = versions.pop().expect("it waits");
+                assert_eq!(newest.ticket, request.ticket, "versions are in order");
+                if versions.is_empty() {
+                    self.keys.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// A compaction floor that is decided but may not be applied yet.
+    pub fn raise_floor(&mut self, floor: Revision) {
+        self.floor = self.floor.max(floor);
+    }
+
+    pub(crate) fn floor(&self) -> Revision {
+        self.floor
     }
 
     /// Ticket and revision of the newest request that waits.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pontoon_wal::disk::{Disk, MappedFile};
 
 use crate::error::EngineError;
-use crate::format::{META_PAGES, PAGE_BYTES, PageHeader};
+use crate::format::{META_PAGES, PAGE_BYTES, PageHeader, checksum};
 use crate::open::{View, unfinished_name};
 use crate::pages::check_run;
 use crate::position::Applied;
@@ -173,6 +173,9 @@ impl Install {
             };
             let header = header.unwrap_or_default();
             if header.page < META_PAGES {
+                if header.crc != checksum(run) {
+                    return Err(self.damaged(page, "its checksum is wrong"));
+                }
                 self.meta = Some((header.page, run.to_vec()));
                 return Ok(());
             }

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use crate::sync::{Mutex, RwLock};
 use bytes::Bytes;
 use pontoon_wal::disk::MappedFile;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::counts::Counts;
 use crate::effects::Effects;
@@ -79,6 +79,8 @@ pub struct Store {
     pub(crate) counts: Mutex<Counts>,
     /// Generation of the last checkpoint on disk.
     pub(crate) durable: Mutex<Durable>,
+    /// What the last checkpoint on disk has applied, for those who wait for one.
+    pub(crate) checkpointed: watch::Sender<Applied>,
     pub(crate) log_bytes: AtomicU64,
     /// There is something to do in the background.
     pub(crate) wake: Notify,
@@ -248,6 +250,11 @@ impl Store {
     /// two checkpoints in the file survives.
     pub fn log_needed_after(&self) -> Applied {
         self.durable.lock().applied_before
+    }
+
+    /// What the last checkpoint has applied; it changes with every checkpoint.
+    pub fn checkpoints(&self) -> watch::Receiver<Applied> {
+        self.checkpointed.subscribe()
     }
 
     /// The keys that this store is responsible for.

@@ -73,6 +73,50 @@ fn fetch(
     Ok(())
 }
 
+/// What each of several stores is asked, so that [`join`] finds the answer of
+/// one that had all their keys; `found` is what those before it gave.
+#[must_use]
+pub fn part(range: &Range, found: &[RangeAnswer]) -> Range {
+    let mut part = range.clone();
+    let Some(limit) = limit(range).filter(|_| !range.count_only) else {
+        return part;
+    };
+    let seen: usize = found.iter().map(|answer| answer.kvs.len()).sum();
+    if !in_key_order(range) {
+        // Sorting comes after all of them.
+        part.keys_only &= range.target != SortTarget::Value;
+        part.order = SortOrder::None;
+        part.target = SortTarget::Key;
+        part.limit = 0;
+    } else if seen > limit || found.iter().any(|answer| answer.more) {
+        part.count_only = true;
+    } else {
+        // One more tells whether there is more.
+        part.limit = range.limit.saturating_add(1) - seen as i64;
+    }
+    part
+}
+
+/// The answer to a read whose keys were read in parts, in key order, as
+/// [`part`] says.
+#[must_use]
+pub fn join(range: &Range, parts: Vec<RangeAnswer>) -> RangeAnswer {
+    let mut whole = RangeAnswer::default();
+    for part in parts {
+        whole.revision = part.revision;
+        whole.kvs.extend(part.kvs);
+        whole.count += part.count;
+        whole.more |= part.more;
+    }
+    let keep_max = keep_max(range);
+    if !in_key_order(range) && whole.kvs.len() > keep_max {
+        whole.more = true;
+        whole.kvs.truncate(keep_max);
+    }
+    arrange(range, &mut whole);
+    whole
+}
+
 fn arrange(range: &Range, answer: &mut RangeAnswer) {
     if !in_key_order(range) {
         sort(range, &mut answer.kvs);

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use super::{Committed, Disk, DiskFile, MappedFile, Mapping, Task};
 use crate::blocks::{BLOCK_BYTES, Blocks};
 
+mod host;
 mod inode;
 mod mapping;
 mod seed;
@@ -328,12 +329,12 @@ impl Disk for SimDisk {
     }
 
     fn run_commits(&self, _name: &str, task: Task) -> io::Result<()> {
-        tokio::task::spawn_local(task());
+        host::run(task);
         Ok(())
     }
 
     fn run_background(&self, _name: &str, task: Task) -> io::Result<()> {
-        tokio::task::spawn_local(task());
+        host::run(task);
         Ok(())
     }
 

@@ -1,0 +1,103 @@
+//! What the root group says about the cluster, as this node's replica of it knows.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pontoon_engine::{EngineError, Revision, Step, Store};
+
+use crate::codec::Wire;
+use crate::map::RangeMap;
+use crate::position::LogIndex;
+
+/// Names of the root group's records.
+const MAP: &[u8] = b"cluster/map";
+const CEILING: &[u8] = b"cluster/ceiling";
+
+/// What is known of the cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cluster {
+    /// `None` before the first entry says it.
+    pub(crate) map: Option<Arc<RangeMap>>,
+    /// Revisions up to here may be granted; `None` with one group.
+    pub(crate) ceiling: Option<Revision>,
+    /// What is below it is compacted, or about to be.
+    pub(crate) floor: Revision,
+    /// The entry that last changed what requests are evaluated on, or a later one.
+    pub(crate) changed: LogIndex,
+}
+
+impl Cluster {
+    /// As the root group's store has it.
+    pub(crate) fn read(store: &Store) -> Result<Self, EngineError> {
+        let mut cluster = Self {
+            floor: store.floor(),
+            changed: LogIndex(store.applied().index),
+            ..Self::default()
+        };
+        for name in [MAP, CEILING] {
+            if let Some(content) = store.record(name)? {
+                cluster.record(name, content);
+            }
+        }
+        Ok(cluster)
+    }
+
+    /// Follows an entry of the root group. Whether there was something in it.
+    pub(crate) fn follow(&mut self, index: LogIndex, steps: &[Step]) -> bool {
+        let mut news = false;
+        for step in steps {
+            match step {
+                Step::Compact { floor } => {
+                    self.floor = self.floor.max(*floor);
+                    self.changed = index;
+                    news = true;
+                }
+                Step::Record {
+                    name,
+                    content: Some(content),
+                } => {
+                    news |= self.record(name, content.clone());
+                    if name == MAP {
+                        self.changed = index;
+                    }
+                }
+                _ => {}
+            }
+        }
+        news
+    }
+
+    /// Whether there is one group only; not known before there is a map.
+    pub(crate) fn is_one_group(&self) -> Option<bool> {
+        self.map.as_ref().map(|map| map.is_one_group())
+    }
+
+    fn record(&mut self, name: &[u8], content: Bytes) -> bool {
+        match name {
+            MAP => match RangeMap::decode(content).filter(RangeMap::is_sound) {
+                Some(map) => self.map = Some(Arc::new(map)),
+                None => tracing::error!("the range map in the root group makes no sense"),
+            },
+            CEILING => self.ceiling = self.ceiling.max(Wire::decode(content)),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Sets the map.
+pub(crate) fn map_step(map: &RangeMap) -> Step {
+    set(MAP, map.encode())
+}
+
+/// Raises the ceiling.
+pub(crate) fn ceiling_step(ceiling: Revision) -> Step {
+    set(CEILING, ceiling.encode())
+}
+
+fn set(name: &'static [u8], content: Bytes) -> Step {
+    Step::Record {
+        name: Bytes::from_static(name),
+        content: Some(content),
+    }
+}

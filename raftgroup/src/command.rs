@@ -1,0 +1,47 @@
+//! What a log entry carries.
+//!
+//! Kept true: an entry is applied only in the term in which it was evaluated
+//! and only onto the state that it was evaluated on, which the last revision
+//! of the group stands for. So when one of several entries in flight is not
+//! taken, none behind it is either.
+
+use bytes::Bytes;
+use pontoon_engine::{Revision, Step};
+
+use crate::codec::{Wire, wire};
+use crate::position::Term;
+use crate::raft::ROOM_BYTES;
+
+/// What a log entry carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Command {
+    /// Term in which it was evaluated.
+    pub(crate) term: Term,
+    /// The group's last revision right before it; `None` if it doesn't matter.
+    pub(crate) base: Option<Revision>,
+    pub(crate) steps: Vec<Step>,
+}
+
+wire!(struct Command { term, base, steps });
+
+impl Command {
+    /// Its bytes, with room behind them for what the log adds.
+    pub(crate) fn to_proposal(&self) -> Bytes {
+        let mut out = Vec::with_capacity(ROOM_BYTES + 64);
+        self.put(&mut out);
+        out.reserve_exact(ROOM_BYTES);
+        out.into()
+    }
+
+    /// The steps that an entry of `term` takes on a group whose last revision
+    /// is `last`: none if it was meant for another state.
+    pub(crate) fn admitted(
+        bytes: Bytes,
+        term: Term,
+        last: Revision,
+    ) -> Result<Option<Vec<Step>>, String> {
+        let command = Self::decode(bytes).ok_or("its bytes make no sense")?;
+        let fits = command.term == term && command.base.is_none_or(|base| base == last);
+        Ok(fits.then_some(command.steps))
+    }
+}

@@ -1,0 +1,37 @@
+//! Many Raft groups, one revision order.
+//!
+//! The promise: every replica of a group applies the same effects in the same
+//! order, and the revisions of all groups have one order that respects real
+//! time. The crate refuses to know protobuf and gRPC.
+
+mod cluster;
+mod codec;
+mod command;
+mod error;
+mod lead;
+mod ledger;
+mod link;
+mod map;
+mod marks;
+mod message;
+mod node;
+mod position;
+mod raft;
+mod read;
+mod replica;
+mod rounds;
+mod route;
+mod runtime;
+mod sequence;
+mod watch;
+
+pub use error::Failure;
+pub use link::{
+    CallError, Handler, Inbox, Link, Network, PeerEvent, Reply, SimCounts, SimDelivery,
+    SimNetwork, Unsent,
+};
+pub use map::{Placed, RangeMap, profile};
+pub use node::{Config, Node, NodeFailure, ReplicaStatus, Timing};
+pub use position::{GroupId, LogIndex, NodeId, Term};
+pub use runtime::Scope;
+pub use watch::{Delivery, Watch, WatchStream};

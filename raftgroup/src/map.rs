@@ -1,0 +1,287 @@
+//! Which group has which keys.
+//!
+//! Kept true: the ranges follow each other without gaps from the first key to
+//! the last, so every key has exactly one group; a newer map has a higher
+//! version.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use pontoon_engine::{KeyRange, Op, Request, Txn};
+
+use crate::codec::wire;
+use crate::position::{GroupId, NodeId};
+
+/// Which group has which keys, and which nodes have the group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeMap {
+    /// Grows with every change.
+    pub version: u64,
+    /// In key order; the first begins with the empty key.
+    ranges: Vec<Placed>,
+}
+
+/// A range: from its start to that of the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Its first key.
+    pub start: Bytes,
+    /// The group that has it.
+    pub group: GroupId,
+    /// The nodes that have the group.
+    pub members: Vec<NodeId>,
+}
+
+wire!(struct RangeMap { version, ranges });
+wire!(struct Placed { start, group, members });
+
+impl RangeMap {
+    /// The first map: cut at `splits`, every group on every node. The root
+    /// group has the first range.
+    #[must_use]
+    pub fn first(splits: &[Bytes], members: &BTreeSet<NodeId>) -> Self {
+        let cuts: BTreeSet<_> = splits.iter().filter(|key| !key.is_empty()).collect();
+        let starts = std::iter::once(Bytes::new()).chain(cuts.into_iter().cloned());
+        let ranges = starts.zip(0..).map(|(start, group)| Placed {
+            start,
+            group: GroupId(group),
+            members: members.iter().copied().collect(),
+        });
+        Self {
+            version: 1,
+            ranges: ranges.collect(),
+        }
+    }
+
+    /// Whether its ranges are what a map's ranges must be.
+    #[must_use]
+    pub(crate) fn is_sound(&self) -> bool {
+        let groups: BTreeSet<_> = self.ranges.iter().map(|range| range.group).collect();
+        self.ranges
+            .first()
+            .is_some_and(|first| first.start.is_empty())
+            && self.ranges.is_sorted_by(|a, b| a.start < b.start)
+            && groups.len() == self.ranges.len()
+            && groups.contains(&GroupId::ROOT)
+    }
+
+    /// Whether there is only the root group.
+    #[must_use]
+    pub fn is_one_group(&self) -> bool {
+        self.ranges.len() == 1
+    }
+
+    /// All groups with their places.
+    pub fn ranges(&self) -> impl Iterator<Item = (&Placed, KeyRange)> {
+        (0..self.ranges.len()).map(|at| (&self.ranges[at], self.keys(at)))
+    }
+
+    /// The keys of a group.
+    #[must_use]
+    pub fn keys_of(&self, group: GroupId) -> Option<KeyRange> {
+        let at = self.ranges.iter().position(|range| range.group == group)?;
+        Some(self.keys(at))
+    }
+
+    /// The group that has a key.
+    #[must_use]
+    pub fn group_of(&self, key: &[u8]) -> GroupId {
+        self.ranges[self.place(key)].group
+    }
+
+    /// The groups that have some of `keys`, in key order, each with its part.
+    #[must_use]
+    pub fn parts(&self, keys: &KeyRange) -> Vec<(GroupId, KeyRange)> {
+        let first = self.place(&keys.key);
+        let mut parts = Vec::new();
+        for at in first..self.ranges.len() {
+            let range = &self.ranges[at];
+            let begins_behind = match keys.upper() {
+                _ if keys.is_one() => true,
+                Some(end) => range.start.as_ref() >= end,
+                None => false,
+            };
+            if at > first && begins_behind {
+                break;
+            }
+            let mut part = keys.clone();
+            if at > first {
+                part.key = range.start.clone();
+            }
+            if !keys.is_one()
+                && let Some(next) = self.ranges.get(at + 1)
+                && keys.upper().is_none_or(|end| next.start.as_ref() < end)
+                && part.key < next.start
+            {
+                part.end = next.start.clone();
+            }
+            parts.push((range.group, part));
+        }
+        parts
+    }
+
+    /// The groups that a request looks at or changes.
+    #[must_use]
+    pub fn groups_of(&self, request: &Request) -> BTreeSet<GroupId> {
+        let mut groups = BTreeSet::new();
+        let mut add = |keys: &KeyRange| {
+            groups.extend(self.parts(keys).into_iter().map(|(group, _)| group));
+        };
+        match request {
+            Request::Range(range) => add(&range.keys),
+            Request::Put(put) => add(&KeyRange::one(put.key.clone())),
+            Request::DeleteRange(delete) => add(&delete.keys),
+            Request::Txn(txn) => visit_keys(txn, &mut add),
+            Request::LeaseRevoke(_) => groups.extend(self.ranges.iter().map(|range| range.group)),
+        }
+        if groups.is_empty() {
+            // A transaction that touches no key.
+            groups.insert(GroupId::ROOT);
+        }
+        groups
+    }
+
+    fn place(&self, key: &[u8]) -> usize {
+        self.ranges.partition_point(|range| range.start <= key) - 1
+    }
+
+    fn keys(&self, at: usize) -> KeyRange {
+        let mut keys = KeyRange::all();
+        if at > 0 {
+            keys.key = self.ranges[at].start.clone();
+        }
+        if let Some(next) = self.ranges.get(at + 1) {
+            keys.end = next.start.clone();
+        }
+        keys
+    }
+}
+
+fn visit_keys(txn: &Txn, visit: &mut dyn FnMut(&KeyRange)) {
+    for compare in &txn.compare {
+        visit(&compare.keys);
+    }
+    for op in txn.success.iter().chain(&txn.failure) {
+        match op {
+            Op::Range(range) => visit(&range.keys),
+            Op::Put(put) => visit(&KeyRange::one(put.key.clone())),
+            Op::DeleteRange(delete) => visit(&delete.keys),
+            Op::Txn(txn) => visit_keys(txn, visit),
+            Op::Missing => {}
+        }
+    }
+}
+
+/// Split keys by name: `kubernetes` separates leases, events and pods from
+/// the rest. `None` if there is no such profile.
+#[must_use]
+pub fn profile(name: &str) -> Option<Vec<Bytes>> {
+    let profiles: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("one", &[][..]),
+        (
+            "kubernetes",
+            // `0` is what follows `/`: the first key behind the directory.
+            &[
+                "/registry/events/",
+                "/registry/events0",
+                "/registry/leases/",
+                "/registry/leases0",
+                "/registry/pods/",
+                "/registry/pods0",
+            ][..],
+        ),
+    ]);
+    let splits = profiles.get(name)?;
+    Some(
+        splits
+            .iter()
+            .map(|key| Bytes::from_static(key.as_bytes()))
+            .collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Wire;
+
+    fn map(splits: &[&'static str]) -> RangeMap {
+        let splits: Vec<_> = splits
+            .iter()
+            .map(|key| Bytes::from_static(key.as_bytes()))
+            .collect();
+        let map = RangeMap::first(&splits, &BTreeSet::from([NodeId(1), NodeId(2)]));
+        assert!(map.is_sound());
+        assert_eq!(RangeMap::decode(map.encode()), Some(map.clone()));
+        map
+    }
+
+    fn parts(map: &RangeMap, key: &'static str, end: &'static str) -> Vec<String> {
+        let parts = map.parts(&KeyRange::new(key, end));
+        let text = |bytes: &Bytes| bytes.escape_ascii().to_string();
+        parts
+            .iter()
+            .map(|(group, keys)| format!("{group}:{}-{}", text(&keys.key), text(&keys.end)))
+            .collect()
+    }
+
+    #[test]
+    fn every_key_has_one_group() {
+        let map = map(&["m", "f", "", "m"]);
+        assert_eq!(map.ranges().count(), 3);
+        for (key, group) in [
+            ("", 0),
+            ("a", 0),
+            ("ezz", 0),
+            ("f", 1),
+            ("lz", 1),
+            ("m", 2),
+            ("zz", 2),
+        ] {
+            assert_eq!(map.group_of(key.as_bytes()), GroupId(group), "{key}");
+            let holders = map
+                .ranges()
+                .filter(|(_, keys)| !key.is_empty() && keys.contains(key.as_bytes()));
+            assert_eq!(holders.count(), usize::from(!key.is_empty()), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_range_is_cut_where_groups_meet() {
+        let map = map(&["f", "m"]);
+        assert_eq!(parts(&map, "a", ""), ["0:a-"]);
+        assert_eq!(parts(&map, "a", "c"), ["0:a-c"]);
+        assert_eq!(parts(&map, "a", "f"), ["0:a-f"]);
+        assert_eq!(parts(&map, "a", "g"), ["0:a-f", "1:f-g"]);
+        assert_eq!(parts(&map, "f", "m"), ["1:f-m"]);
+        assert_eq!(parts(&map, "g", "\0"), ["1:g-m", "2:m-\\x00"]);
+        assert_eq!(parts(&map, "\0", "\0"), ["0:\\x00-f", "1:f-m", "2:m-\\x00"]);
+        assert_eq!(parts(&map, "z", "\0"), ["2:z-\\x00"]);
+        // Nothing is in it, but somebody must say so.
+        assert_eq!(parts(&map, "g", "a"), ["1:g-a"]);
+    }
+
+    #[test]
+    fn the_kubernetes_profile_separates_what_is_busy() {
+        let splits = profile("kubernetes").expect("it exists");
+        let map = RangeMap::first(&splits, &BTreeSet::from([NodeId(1)]));
+        let of = |key: &str| map.group_of(key.as_bytes());
+        let busy = [
+            "/registry/events/a/b",
+            "/registry/leases/x",
+            "/registry/pods/default/p",
+        ];
+        let groups: BTreeSet<_> = busy.iter().map(|key| of(key)).collect();
+        assert_eq!(groups.len(), 3);
+        for rest in [
+            "/registry/configmaps/x",
+            "/registry/secrets/y",
+            "/registry/jobs/j",
+            "a",
+            "z",
+        ] {
+            assert!(!groups.contains(&of(rest)), "{rest}");
+        }
+        assert_eq!(profile("unheard of"), None);
+    }
+}

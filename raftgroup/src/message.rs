@@ -1,0 +1,144 @@
+//! What nodes say to each other.
+//!
+//! Everything is a call with an answer, so that whoever asked knows whether it
+//! was heard; only [`Message::Quiet`] is just told.
+
+use bytes::Bytes;
+use pontoon_engine::{Answer, Range, Reject, Request, Revision};
+
+use crate::codec::wire;
+use crate::ledger::{Ask, Hello, Resolved};
+use crate::marks::Marks;
+use crate::position::{GroupId, LogIndex, NodeId, Term};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// Between replicas of a group; answered in the same way, without a wrapping.
+    Raft { group: GroupId, body: Bytes },
+    /// To the sequencer; answered with a [`Heard`].
+    Hello(Hello),
+    /// To the sequencer; answered with a [`Granted`].
+    Ask(Ask),
+    /// To the sequencer; answered with a [`Heard`].
+    Resolved(Resolved),
+    /// From the sequencer; answered with a [`Heard`].
+    Marks(Marks),
+    /// To the sequencer; answered with an `Option` of a [`ReadPoint`].
+    ReadPoint { epoch: Term },
+    /// To a group's leader; answered with an [`Outcome`].
+    Forward(Forward),
+    /// To a group's followers: nothing is happening, let the timers rest.
+    Quiet {
+        group: GroupId,
+        term: Term,
+        index: LogIndex,
+    },
+}
+
+wire!(enum Message {
+    0 => Raft { group, body },
+    1 => Hello(hello),
+    2 => Ask(ask),
+    3 => Resolved(resolved),
+    4 => Marks(marks),
+    5 => ReadPoint { epoch },
+    6 => Forward(forward),
+    7 => Quiet { group, term, index },
+});
+
+/// Whether something was taken note of.
+pub(crate) type Heard = bool;
+
+/// Answer to an [`Ask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Granted {
+    /// These revisions; `root` is the sequencer's applied root entry.
+    Granted { first: Revision, root: LogIndex },
+    /// The cluster has changed: catch up to this root entry first.
+    Stale { root: LogIndex },
+    /// Not here, or not any more.
+    Ignored,
+}
+
+wire!(enum Granted { 0 => Granted { first, root }, 1 => Stale { root }, 2 => Ignored });
+
+/// A confirmed revision to read at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadPoint {
+    pub(crate) revision: Revision,
+    /// The root entry that must be applied where it is used (rule 15).
+    pub(crate) root: LogIndex,
+}
+
+wire!(struct ReadPoint { revision, root });
+
+/// Work for the leader of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Forward {
+    pub(crate) group: GroupId,
+    /// Version of the map that it was routed by.
+    pub(crate) map: u64,
+    pub(crate) work: Work,
+}
+
+wire!(struct Forward { group, map, work });
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Evaluated where the writes are.
+    Request(Request),
+    /// A read at a point that all its groups share; with one group the leader
+    /// finds it.
+    Read { range: Range, at: Option<ReadPoint> },
+    /// Raises the compaction floor; for the root group.
+    Compact { revision: Revision },
+}
+
+wire!(enum Work { 0 => Request(request), 1 => Read { range, at }, 2 => Compact { revision } });
+
+/// What came of [`Work`].
+pub(crate) type Outcome = Result<Done, Declined>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) answer: Answered,
+    /// The entry that has it, or that was applied when it was read.
+    pub(crate) index: LogIndex,
+}
+
+wire!(struct Done { answer, index });
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    Answer(Answer),
+    /// The newest revision when the floor was raised.
+    Compacted(Revision),
+}
+
+wire!(enum Answered { 0 => Answer(answer), 1 => Compacted(revision) });
+
+/// Why work was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Declined {
+    /// The request itself is refused.
+    Reject(Reject),
+    /// Nothing was done: somebody else leads, if anybody.
+    NotLeader(Option<NodeId>),
+    /// Nothing was done: try again at once or soon.
+    Again,
+    TooManyRequests,
+    NoSpace,
+    TooLarge,
+    /// Nobody knows whether it was done.
+    Unknown,
+}
+
+wire!(enum Declined {
+    0 => Reject(reject),
+    1 => NotLeader(leader),
+    2 => Again,
+    3 => TooManyRequests,
+    4 => NoSpace,
+    5 => TooLarge,
+    6 => Unknown,
+});

@@ -1,0 +1,680 @@
+//! A member of the cluster: its log, its replicas, its link to the others.
+//!
+//! Kept true: a node has a replica of every group that the map places on it,
+//! as soon as it knows the map; a message for any other group finds nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+use pontoon_engine::{Answer, ContentHash, Range, RangeAnswer, Request, Revision, Step, Store};
+use pontoon_wal::disk::Disk;
+use pontoon_wal::{Clock, Wal, WalError};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::cluster::Cluster;
+use crate::codec::Wire;
+use crate::error::Failure;
+use crate::lead;
+use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
+use crate::map::RangeMap;
+use crate::marks::Told;
+use crate::message::{Heard, Message};
+use crate::position::{GroupId, LogIndex, NodeId, Term};
+use crate::raft::{Group, GroupConfig, GroupFailure, Peers, RaftTiming};
+use crate::read::ReadPoints;
+use crate::replica::{Follow, Replica};
+use crate::rounds::Rounds;
+use crate::runtime::Scope;
+use crate::sequence::Sequencing;
+use crate::watch::{Watch, WatchStream, Watches};
+
+/// How a node is kept.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Which member this is.
+    pub node: NodeId,
+    /// Which cluster it belongs to.
+    pub cluster: u128,
+    /// Where its files are.
+    pub dir: PathBuf,
+    /// The first members and where they are.
+    pub members: BTreeMap<NodeId, String>,
+    /// Where a new cluster's keys are cut.
+    pub splits: Vec<Bytes>,
+    /// Heartbeats and elections.
+    pub timing: Timing,
+    /// Most comparisons or steps of a transaction.
+    pub txn_ops_max: usize,
+    /// Requests that may wait for the leader of one group.
+    pub queue_jobs_max: usize,
+    /// Memory for changed pages of all trees together.
+    pub dirty_bytes_max: usize,
+    /// Memory for the newest events of all groups together.
+    pub recent_bytes_max: usize,
+    /// Log entries of a group that are kept for slow followers.
+    pub log_entries_kept: u64,
+    /// Size of a segment of the log.
+    pub segment_bytes: u32,
+    /// After how much silence a group's timers rest.
+    pub quiet_after: Duration,
+}
+
+impl Config {
+    /// The defaults for a member of a cluster.
+    #[must_use]
+    pub fn new(
+        node: NodeId,
+        cluster: u128,
+        dir: impl Into<PathBuf>,
+        members: BTreeMap<NodeId, String>,
+    ) -> Self {
+        Self {
+            node,
+            cluster,
+            dir: dir.into(),
+            members,
+            splits: Vec::new(),
+            timing: Timing::default(),
+            txn_ops_max: 128,
+            queue_jobs_max: 8192,
+            dirty_bytes_max: 256 << 20,
+            recent_bytes_max: 64 << 20,
+            log_entries_kept: 10_000,
+            segment_bytes: 32 << 20,
+            quiet_after: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Heartbeats and elections, as measured by this node's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Between two signs of life of a leader.
+    pub heartbeat: Duration,
+    /// Silence after which a follower may stand for election.
+    pub election_min: Duration,
+    /// Silence after which it does.
+    pub election_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(200),
+            election_min: Duration::from_millis(1000),
+            election_max: Duration::from_millis(1500),
+        }
+    }
+}
+
+/// Why a node can't be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeFailure {
+    /// Its log can't.
+    #[error(transparent)]
+    Wal(#[from] WalError),
+    /// A replica can't.
+    #[error("group {0}: {1}")]
+    Group(GroupId, String),
+    /// The network can't be used.
+    #[error("network: {0}")]
+    Network(std::io::Error),
+    /// A directory can't be made.
+    #[error("disk: {0}")]
+    Disk(std::io::Error),
+}
+
+/// What is derived from [`Timing`] for calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallTiming {
+    /// For messages about grants, marks and read points.
+    pub(crate) call: Duration,
+}
+
+/// What all parts of a node share.
+pub(crate) struct Inner {
+    this: Weak<Self>,
+    pub(crate) me: NodeId,
+    pub(crate) config: Config,
+    pub(crate) scope: Scope,
+    pub(crate) timing: CallTiming,
+    pub(crate) txn_ops_max: usize,
+    /// Per group.
+    pub(crate) dirty_bytes_max: usize,
+    pub(crate) wal: Wal,
+    disk: Arc<dyn Disk>,
+    link: Arc<Link>,
+    root: OnceLock<Arc<Replica>>,
+    replicas: RwLock<BTreeMap<GroupId, Arc<Replica>>>,
+    pub(crate) cluster: watch::Sender<Cluster>,
+    /// Counts applied entries and marks.
+    pub(crate) progress: watch::Sender<u64>,
+    pub(crate) told: Mutex<Told>,
+    pub(crate) sequencing: Mutex<Option<Sequencing>>,
+    pub(crate) read_points: ReadPoints,
+    pub(crate) watches: Watches,
+}
+
+/// A member of the cluster.
+#[derive(Clone)]
+pub struct Node(pub(crate) Arc<Inner>);
+
+impl Node {
+    /// Opens a node, or makes a new one, and starts its tasks in `scope`.
+    pub async fn open(
+        config: Config,
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        network: Arc<dyn Network>,
+        scope: Scope,
+    ) -> Result<Self, NodeFailure> {
+        disk.create_dir(&config.dir.join("trees")).map_err(NodeFailure::Disk)?;
+        let mut wal = pontoon_wal::Config::new(config.dir.join("wal"), config.node.0);
+        wal.segment_bytes = config.segment_bytes;
+        let (wal, _) = Wal::open(wal, Arc::clone(&disk), Arc::clone(&clock))?;
+        let timing = link::Timing {
+            ping: config.timing.heartbeat,
+            suspect: config.timing.election_min,
+        };
+        let link = Link::new(config.node, clock.random(), network, timing);
+        let groups = config.splits.len() + 1;
+        let inner = Arc::new_cyclic(|this| Inner {
+            this: this.clone(),
+            me: config.node,
+            timing: CallTiming {
+                call: config.timing.election_min,
+            },
+            txn_ops_max: config.txn_ops_max,
+            dirty_bytes_max: (config.dirty_bytes_max / groups).max(4 << 20),
+            scope,
+            wal,
+            disk,
+            link,
+            root: OnceLock::new(),
+            replicas: RwLock::default(),
+            cluster: watch::Sender::new(Cluster::default()),
+            progress: watch::Sender::new(0),
+            told: Mutex::default(),
+            sequencing: Mutex::default(),
+            read_points: ReadPoints::default(),
+            watches: Watches::default(),
+            config,
+        });
+        let members: BTreeSet<_> = inner.config.members.keys().copied().collect();
+        let root = inner.open_replica(GroupId::ROOT, &members).await?;
+        let cluster = Cluster::read(&root.group.store())
+            .map_err(|error| NodeFailure::Group(GroupId::ROOT, error.to_string()))?;
+        inner.cluster.send_if_modified(|known| {
+            let newer = known.changed < cluster.changed || known.map.is_none();
+            if newer {
+                *known = cluster;
+            }
+            newer
+        });
+        let handler = Arc::clone(&inner);
+        inner.link.start(&inner.scope, handler).map_err(NodeFailure::Network)?;
+        inner.link.set_peers(&inner.config.members);
+        inner.scope.spawn(follow_map(Arc::clone(&inner)));
+        inner.scope.spawn(rest(Arc::clone(&inner)));
+        Ok(Self(inner))
+    }
+
+    /// Which member this is.
+    #[must_use]
+    pub fn id(&self) -> NodeId {
+        self.0.me
+    }
+
+    /// Serves a request: a linearizable read or a write.
+    pub async fn request(&self, request: Request, within: Duration) -> Result<Answer, Failure> {
+        self.0.request(request, Instant::now() + within).await
+    }
+
+    /// Reads what this member has, without asking others if it can.
+    pub async fn read_serializable(
+        &self,
+        range: &Range,
+        within: Duration,
+    ) -> Result<RangeAnswer, Failure> {
+        pontoon_engine::check(&Request::Range(range.clone()), self.0.txn_ops_max)?;
+        self.0.read_serializable(range, Instant::now() + within).await
+    }
+
+    /// Forgets what can't be seen at `revision` or later; returns the newest revision.
+    pub async fn compact(&self, revision: Revision, within: Duration) -> Result<Revision, Failure> {
+        self.0.compact(revision, Instant::now() + within).await
+    }
+
+    /// Follows the events of a range of keys.
+    #[must_use]
+    pub fn watch(&self, watch: Watch) -> WatchStream {
+        WatchStream::new(&self.0, watch)
+    }
+
+    /// Hands the leadership of a group to another member, if this one has it.
+    pub async fn transfer(&self, group: GroupId, to: NodeId) {
+        if let Some(replica) = self.0.replica(group) {
+            replica.group.transfer(to).await;
+        }
+    }
+
+    /// The range map, if it is known.
+    #[must_use]
+    pub fn map(&self) -> Option<Arc<RangeMap>> {
+        self.0.cluster.borrow().map.clone()
+    }
+
+    /// What is known of each replica here.
+    #[must_use]
+    pub fn status(&self) -> Vec<ReplicaStatus> {
+        let replicas = self.0.replicas.read();
+        replicas.values().map(|replica| replica.status()).collect()
+    }
+
+    /// Positions and content of a replica, to compare with others.
+    #[must_use]
+    pub fn content(&self, group: GroupId) -> Option<(LogIndex, ContentHash)> {
+        let replica = self.0.replica(group)?;
+        let (applied, hash) = replica.group.store().applied_hash().ok()?;
+        Some((LogIndex(applied.index), hash))
+    }
+
+    /// Ends the node in order.
+    pub async fn close(self) {
+        let replicas: Vec<_> = self.0.replicas.read().values().cloned().collect();
+        for replica in replicas {
+            replica.group.close().await;
+        }
+        self.0.scope.end();
+    }
+}
+
+/// What is known of a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaStatus {
+    /// Its group.
+    pub group: GroupId,
+    /// The term it knows.
+    pub term: Term,
+    /// Who leads, as far as it knows.
+    pub leader: Option<NodeId>,
+    /// Whether it leads and has taken up work.
+    pub leads: bool,
+    /// The last entry that it has applied.
+    pub applied: LogIndex,
+    /// The newest revision in it.
+    pub revision: Revision,
+    /// Its compaction floor.
+    pub floor: Revision,
+    /// Whether its timers rest.
+    pub quiet: bool,
+    /// Why it has stopped, if it has.
+    pub failure: Option<String>,
+}
+
+impl Replica {
+    fn status(&self) -> ReplicaStatus {
+        let leadership = *self.group.leadership().borrow();
+        let store = self.group.store();
+        ReplicaStatus {
+            group: self.id,
+            term: leadership.term,
+            leader: leadership.leader,
+            leads: leadership.ready,
+            applied: self.applied(),
+            revision: store.revision(),
+            floor: store.floor(),
+            quiet: self.group.is_quiet(),
+            failure: self.group.failure(),
+        }
+    }
+}
+
+impl Inner {
+    fn this(&self) -> Option<Arc<Self>> {
+        self.this.upgrade()
+    }
+
+    /// The replica of the root group, which every node has.
+    pub(crate) fn root(&self) -> &Arc<Replica> {
+        self.root.get().expect("it is opened first")
+    }
+
+    pub(crate) fn root_applied(&self) -> LogIndex {
+        self.root().applied()
+    }
+
+    /// Waits until the root entry is applied here (rule 15). `false` if that
+    /// takes too long.
+    pub(crate) async fn root_catches_up(&self, index: LogIndex) -> bool {
+        let applied = self.root().group.wait_applied(index);
+        tokio::time::timeout(self.timing.call, applied).await.is_ok()
+    }
+
+    pub(crate) fn replica(&self, group: GroupId) -> Option<Arc<Replica>> {
+        self.replicas.read().get(&group).cloned()
+    }
+
+    pub(crate) fn floor(&self) -> Revision {
+        self.cluster.borrow().floor
+    }
+
+    /// The nodes that make up the cluster.
+    pub(crate) fn members(&self) -> BTreeSet<NodeId> {
+        self.config.members.keys().copied().collect()
+    }
+
+    /// The map of a cluster that has none.
+    pub(crate) fn first_map(&self) -> RangeMap {
+        RangeMap::first(&self.config.splits, &self.members())
+    }
+
+    /// Who sequences, and in which epoch: the leader of the root group.
+    pub(crate) fn sequencer(&self) -> Option<(Term, NodeId)> {
+        let leadership = *self.root().group.leadership().borrow();
+        leadership.leader.map(|leader| (leadership.term, leader))
+    }
+
+    pub(crate) async fn sequencer_known(&self) -> (Term, NodeId) {
+        let mut leadership = self.root().group.leadership();
+        loop {
+            if let Some(known) = self.sequencer() {
+                return known;
+            }
+            if leadership.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// How far a group is closed, as far as this node was told.
+    pub(crate) fn closed(&self, group: GroupId) -> Revision {
+        self.told.lock().closed(group)
+    }
+
+    /// Calls another node, or this one; queued when this returns.
+    pub(crate) fn call<T: Wire>(
+        &self,
+        to: NodeId,
+        message: &Message,
+        within: Duration,
+    ) -> impl Future<Output = Option<T>> + Send + use<T> {
+        let answer = self.call_for(to, message, within);
+        async move { answer.await.ok() }
+    }
+
+    /// The same, and why there is no answer.
+    pub(crate) fn call_for<T: Wire>(
+        &self,
+        to: NodeId,
+        message: &Message,
+        within: Duration,
+    ) -> impl Future<Output = Result<T, CallError>> + Send + use<T> {
+        let answer = self.link.call(to, message.encode(), within);
+        async move { T::decode(answer.await?).ok_or(CallError::Lost) }
+    }
+
+    /// An entry was applied by a replica here.
+    pub(crate) fn entry_applied(
+        &self,
+        group: GroupId,
+        store: &Arc<Store>,
+        index: LogIndex,
+        steps: &[Step],
+    ) {
+        if group.is_root() {
+            self.root_applied_entry(store, index, steps);
+        }
+        self.progress.send_modify(|count| *count += 1);
+    }
+
+    fn root_applied_entry(&self, store: &Arc<Store>, index: LogIndex, steps: &[Step]) {
+        if steps.is_empty() {
+            // A snapshot may have brought anything.
+            match Cluster::read(store) {
+                Ok(cluster) => {
+                    self.cluster.send_replace(cluster);
+                }
+                Err(error) => tracing::error!("root group: {error}"),
+            }
+            return;
+        }
+        self.cluster.send_if_modified(|cluster| cluster.follow(index, steps));
+    }
+
+    async fn open_replica(
+        self: &Arc<Self>,
+        group: GroupId,
+        members: &BTreeSet<NodeId>,
+    ) -> Result<Arc<Replica>, NodeFailure> {
+        let failed = |error: GroupFailure| NodeFailure::Group(group, error.to_string());
+        let groups = self.config.splits.len() + 1;
+        let timing = self.config.timing;
+        let config = GroupConfig {
+            node: self.me,
+            group,
+            path: self.config.dir.join("trees").join(format!("{group}.tree")),
+            store: pontoon_engine::Config {
+                store: self.config.cluster.wrapping_add(u128::from(group.0)),
+                dirty_bytes_max: self.dirty_bytes_max / 2,
+                recent_bytes_max: (self.config.recent_bytes_max / groups).max(1 << 20),
+                ..pontoon_engine::Config::default()
+            },
+            timing: RaftTiming {
+                heartbeat: timing.heartbeat,
+                election_min: timing.election_min,
+                election_max: timing.election_max,
+            },
+            log_entries_kept: self.config.log_entries_kept,
+            snapshot_window: 4,
+        };
+        let follow = Follow::new(group, Arc::downgrade(self));
+        let opened = Group::open(
+            config,
+            self.wal.clone(),
+            Arc::clone(&self.disk),
+            Arc::new(ToPeers(Arc::clone(&self.link))),
+            Arc::clone(&follow) as Arc<dyn crate::raft::Machine>,
+            &self.scope,
+        );
+        let group_handle = opened.await.map_err(failed)?;
+        if !group_handle.is_initialized() {
+            group_handle.initialize(members).await.map_err(failed)?;
+        }
+        let (jobs, queue) = mpsc::channel(self.config.queue_jobs_max);
+        let (barriers, waiting) = mpsc::unbounded_channel();
+        let rounds = Rounds::new(Arc::clone(&group_handle), self.scope.clone());
+        let replica = Arc::new(Replica::new(group, group_handle, rounds, follow, jobs, barriers));
+        if group.is_root() {
+            let _ = self.root.set(Arc::clone(&replica));
+        }
+        self.replicas.write().insert(group, Arc::clone(&replica));
+        let serving = lead::serve(Arc::clone(self), Arc::clone(&replica), queue, waiting);
+        self.scope.spawn(serving);
+        Ok(replica)
+    }
+}
+
+/// Opens the replicas that the map places here.
+async fn follow_map(node: Arc<Inner>) {
+    let mut cluster = node.cluster.subscribe();
+    loop {
+        let map = cluster.borrow_and_update().map.clone();
+        if let Some(map) = map {
+            for (placed, _) in map.ranges() {
+                if node.replica(placed.group).is_some() || !placed.members.contains(&node.me) {
+                    continue;
+                }
+                let members = placed.members.iter().copied().collect();
+                if let Err(error) = node.open_replica(placed.group, &members).await {
+                    tracing::error!("{error}");
+                }
+            }
+        }
+        if cluster.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Lets the timers of groups rest in which nothing happens.
+async fn rest(node: Arc<Inner>) {
+    loop {
+        tokio::time::sleep(node.config.quiet_after).await;
+        let replicas: Vec<_> = node.replicas.read().values().cloned().collect();
+        for replica in replicas {
+            let busy = replica.busy.swap(false, Ordering::Relaxed);
+            let group = &replica.group;
+            if busy || group.is_quiet() {
+                continue;
+            }
+            let Some(index) = group.settled() else {
+                continue;
+            };
+            group.set_quiet(true);
+            let quiet = Message::Quiet {
+                group: replica.id,
+                term: group.leadership().borrow().term,
+                index,
+            };
+            for member in group.members().into_iter().filter(|member| *member != node.me) {
+                // One that doesn't hear it will call for an election and be heard.
+                let _ = node.link.tell(member, quiet.encode());
+            }
+        }
+    }
+}
+
+/// Groups that are woken in one go.
+const WAKE_MAX: usize = 64;
+
+impl Inner {
+    /// Wakes the quiet groups that are concerned by what happened to a peer:
+    /// those that it leads, and those that this node leads.
+    fn wake_groups(self: &Arc<Self>, peer: NodeId) {
+        let node = Arc::clone(self);
+        self.scope.spawn(async move {
+            let replicas: Vec<_> = node.replicas.read().values().cloned().collect();
+            for some in replicas.chunks(WAKE_MAX) {
+                for replica in some.iter().filter(|replica| replica.group.is_quiet()) {
+                    let leader = replica.group.leadership().borrow().leader;
+                    if leader.is_none_or(|leader| leader == peer || leader == node.me) {
+                        replica.busy.store(true, Ordering::Relaxed);
+                        replica.group.set_quiet(false);
+                    }
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    fn rest_follower(&self, from: NodeId, group: GroupId, term: Term, index: LogIndex) {
+        let Some(replica) = self.replica(group) else {
+            return;
+        };
+        let leadership = *replica.group.leadership().borrow();
+        if leadership.term == term
+            && leadership.leader == Some(from)
+            && replica.applied() >= index
+            && self.link.is_alive(from)
+        {
+            replica.group.set_quiet(true);
+        }
+    }
+}
+
+impl Handler for Inner {
+    fn told(&self, from: NodeId, message: Bytes) {
+        if let Some(Message::Quiet { group, term, index }) = Message::decode(message) {
+            self.rest_follower(from, group, term, index);
+        }
+    }
+
+    fn called(&self, from: NodeId, message: Bytes, reply: Reply) {
+        let Some(message) = Message::decode(message) else {
+            tracing::warn!("node {from} sent a message that makes no sense");
+            return;
+        };
+        let sequencing = || self.sequencing.lock().clone();
+        match message {
+            Message::Raft { group, body } => {
+                if let Some(replica) = self.replica(group) {
+                    let reply = Box::new(move |answer| reply.send(answer));
+                    replica.group.receive(from, body, reply);
+                }
+            }
+            Message::Hello(hello) => match sequencing() {
+                Some(sequencing) => sequencing.hello(&hello, reply),
+                None => reply.send(false.encode()),
+            },
+            Message::Ask(ask) => {
+                if let Some(sequencing) = sequencing() {
+                    sequencing.ask(ask, reply);
+                }
+            }
+            Message::Resolved(resolved) => match sequencing() {
+                Some(sequencing) => sequencing.resolved(&resolved, reply),
+                None => reply.send(false.encode()),
+            },
+            Message::ReadPoint { epoch } => {
+                if let Some(sequencing) = sequencing() {
+                    sequencing.read_point(epoch, reply);
+                }
+            }
+            Message::Marks(marks) => {
+                let heard: Heard = self.told.lock().hear(&marks);
+                self.progress.send_modify(|count| *count += 1);
+                reply.send(heard.encode());
+            }
+            Message::Forward(forward) => {
+                let Some(node) = self.this() else {
+                    return;
+                };
+                self.scope.spawn(async move {
+                    let outcome = node.serve_forwarded(forward).await;
+                    reply.send(outcome.encode());
+                });
+            }
+            Message::Quiet { .. } => {}
+        }
+    }
+
+    fn peer(&self, peer: NodeId, event: PeerEvent) {
+        let Some(node) = self.this() else {
+            return;
+        };
+        tracing::info!("node {peer}: {event:?}");
+        for replica in self.replicas.read().values() {
+            replica.group.peer_lost(peer);
+        }
+        node.wake_groups(peer);
+    }
+}
+
+/// A group's way to its peers.
+struct ToPeers(Arc<Link>);
+
+impl Peers for ToPeers {
+    fn call(
+        &self,
+        to: NodeId,
+        group: GroupId,
+        message: Bytes,
+        within: Duration,
+    ) -> Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>> {
+        let message = Message::Raft {
+            group,
+            body: message,
+        };
+        let answer = self.0.call(to, message.encode(), within);
+        Box::pin(async move { answer.await.map_err(|error| error.to_string()) })
+    }
+}

@@ -1,0 +1,459 @@
+//! One replica of one Raft group: everything that touches openraft.
+//!
+//! Kept true:
+//! - No type of openraft leaves this module.
+//! - A proposal is refused (and then it is certainly not in the log), applied
+//!   here, or unknown; whoever made it hears so exactly once.
+//! - Leadership is confirmed by a round of messages that starts after it was
+//!   asked for. No clock is trusted for that.
+//! - A replica whose disk failed stops, and says why.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::{ClientWriteError, InitializeError, RaftError};
+use openraft::raft::ClientWriteResult;
+use openraft::{ReadPolicy, ServerState, SnapshotPolicy};
+use pontoon_engine::{EngineError, Revision, Step, Store};
+use pontoon_wal::Wal;
+use pontoon_wal::disk::Disk;
+use tokio::sync::watch;
+
+use crate::position::{GroupId, LogIndex, NodeId, Term};
+use crate::runtime::Scope;
+
+mod failure;
+mod log;
+mod machine;
+mod message;
+mod peers;
+mod receive;
+mod record;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+mod types;
+mod watch_over;
+
+pub(crate) use peers::Peers;
+pub(crate) use record::ROOM_BYTES;
+
+use failure::Failure;
+use log::GroupLog;
+use machine::{Replica, StateMachine};
+use peers::Links;
+use receive::Lanes;
+use snapshot::Incoming;
+use types::{Reply, Types};
+
+type Raft = openraft::Raft<Types, StateMachine>;
+
+/// Most entries of one message; their bytes are bounded where they are read.
+const APPEND_ENTRIES_MAX: u64 = 1024;
+/// Requests that wait for a group's core. Memory is taken as they come.
+const QUEUE_REQUESTS_MAX: u64 = 1024;
+/// How long a piece of a snapshot may take, and the installation of all of it.
+const SNAPSHOT_WITHIN: Duration = Duration::from_secs(60);
+
+/// What turns entries into steps, and hears what was applied.
+pub(crate) trait Machine: Send + Sync + 'static {
+    /// The steps of a proposed entry; `term` is the entry's own. An error
+    /// stops the replica.
+    fn steps(&self, store: &Arc<Store>, term: Term, command: Bytes) -> Result<Vec<Step>, String>;
+
+    /// An entry was applied to `store`, or a snapshot became it (then there
+    /// are no steps). Called in order, before the proposer hears of it.
+    fn applied(&self, store: &Arc<Store>, index: LogIndex, term: Term, steps: &[Step]);
+
+    /// An entry with [`Step::Compact`] is about to be applied.
+    fn before_compact(&self, store: &Arc<Store>, floor: Revision);
+}
+
+/// How a replica is kept.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupConfig {
+    pub(crate) node: NodeId,
+    pub(crate) group: GroupId,
+    /// Of the tree file.
+    pub(crate) path: PathBuf,
+    pub(crate) store: pontoon_engine::Config,
+    pub(crate) timing: RaftTiming,
+    /// Entries that are kept for slow followers, though the store needs them no more.
+    pub(crate) log_entries_kept: u64,
+    /// Pieces of a snapshot that are under way at most.
+    pub(crate) snapshot_window: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RaftTiming {
+    pub(crate) heartbeat: Duration,
+    pub(crate) election_min: Duration,
+    pub(crate) election_max: Duration,
+}
+
+/// Who leads, as far as this replica knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Leadership {
+    pub(crate) term: Term,
+    pub(crate) leader: Option<NodeId>,
+    /// This node leads, and its first entry of the term is applied here.
+    pub(crate) ready: bool,
+}
+
+/// What became of a proposal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proposed {
+    /// It was applied here.
+    Applied(LogIndex),
+    /// It is not in the log and never will be.
+    Refused,
+    /// Nobody knows, or not yet.
+    Unknown,
+}
+
+/// This node does not lead, or can't prove that it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this node doesn't lead the group")]
+pub(crate) struct NotLeader;
+
+/// Why a replica can't be opened or begun.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GroupFailure {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] EngineError),
+    /// What is on disk doesn't fit together: the replica must be rebuilt.
+    #[error("the replica is damaged: {0}")]
+    Damaged(String),
+    /// The configuration can't work.
+    #[error("bad configuration: {0}")]
+    Config(String),
+    /// openraft has stopped, or didn't start.
+    #[error("the replica has stopped: {0}")]
+    Stopped(String),
+}
+
+/// Numbers for status pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) last: LogIndex,
+    pub(crate) committed: LogIndex,
+    pub(crate) applied: LogIndex,
+    pub(crate) purged: LogIndex,
+    pub(crate) snapshots_installed: u64,
+}
+
+/// One replica of one group.
+pub(crate) struct Group {
+    node: NodeId,
+    store_id: u128,
+    raft: Raft,
+    replica: Arc<Replica>,
+    log: GroupLog,
+    scope: Scope,
+    leadership: watch::Receiver<Leadership>,
+    quiet: watch::Sender<bool>,
+    /// Proposals that have not been heard of yet.
+    proposals: watch::Sender<usize>,
+    lanes: Lanes,
+    incoming: Incoming,
+}
+
+impl Group {
+    /// Opens the replica, or creates it, and starts its tasks in `scope`.
+    pub(crate) async fn open(
+        config: GroupConfig,
+        wal: Wal,
+        disk: Arc<dyn Disk>,
+        peers: Arc<dyn Peers>,
+        machine: Arc<dyn Machine>,
+        scope: &Scope,
+    ) -> Result<Arc<Self>, GroupFailure> {
+        let failure = Arc::new(Failure::default());
+        let log = GroupLog::new(wal, config.group, Arc::clone(&failure));
+        let store_id = config.store.store;
+        let replica = Replica::open(
+            config.group,
+            config.path,
+            config.store,
+            disk,
+            machine,
+            failure,
+        )?;
+        check_reach(&log, &replica)?;
+        let links = Links {
+            peers,
+            group: config.group,
+            store: store_id,
+            append_within: config.timing.election_min,
+            window: config.snapshot_window,
+        };
+        let raft = Raft::new(
+            config.node.0,
+            Arc::new(openraft_config(&config.timing)?),
+            links,
+            log.clone(),
+            StateMachine(Arc::clone(&replica)),
+        );
+        let raft = scope.enter(raft).await.map_err(stopped)?;
+        // The core answers once it runs, and then its metrics are there.
+        raft.is_initialized().await.map_err(stopped)?;
+        let leadership = watch_over::start(
+            scope,
+            config.node,
+            &raft,
+            &replica,
+            config.log_entries_kept,
+        );
+        Ok(Arc::new(Self {
+            node: config.node,
+            store_id,
+            raft,
+            replica,
+            log,
+            scope: scope.clone(),
+            leadership,
+            quiet: watch::Sender::new(false),
+            proposals: watch::Sender::new(0),
+            lanes: Lanes::default(),
+            incoming: Incoming::default(),
+        }))
+    }
+
+    /// Gives the group its first members. Every one of them is asked to do
+    /// the same; one that has a log already knows them.
+    pub(crate) async fn initialize(&self, members: &BTreeSet<NodeId>) -> Result<(), GroupFailure> {
+        let members: BTreeSet<u64> = members.iter().map(|node| node.0).collect();
+        match self.raft.initialize(members).await {
+            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Err(RaftError::APIError(error)) => Err(GroupFailure::Config(error.to_string())),
+            Err(RaftError::Fatal(error)) => Err(stopped(error)),
+        }
+    }
+
+    /// Whether it has a log.
+    pub(crate) fn is_initialized(&self) -> bool {
+        self.log.is_begun()
+    }
+
+    /// The store. A snapshot may replace it: then this is the new one.
+    pub(crate) fn store(&self) -> Arc<Store> {
+        self.replica.store()
+    }
+
+    /// Who leads.
+    pub(crate) fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.clone()
+    }
+
+    /// What the store has applied.
+    pub(crate) fn applied(&self) -> watch::Receiver<LogIndex> {
+        self.replica.applied()
+    }
+
+    /// Proposes an entry, if this node leads in `term`. `done` is called
+    /// exactly once, from any task. A buffer of its own, with
+    /// [`ROOM_BYTES`] to spare, goes into the log as it is.
+    pub(crate) async fn propose(
+        &self,
+        term: Term,
+        command: Bytes,
+        done: Box<dyn FnOnce(Proposed) + Send>,
+    ) {
+        if self.log.is_full() {
+            return done(Proposed::Refused);
+        }
+        if self.is_quiet() {
+            self.wake().await;
+        }
+        self.proposals.send_modify(|count| *count += 1);
+        let proposals = self.proposals.clone();
+        let reply = Reply::new(move |result: Option<ClientWriteResult<Types>>| {
+            proposals.send_modify(|count| *count -= 1);
+            done(match result {
+                Some(Ok(response)) => Proposed::Applied(LogIndex(response.log_id.index + 1)),
+                Some(Err(ClientWriteError::ForwardToLeader(_))) => Proposed::Refused,
+                _ => Proposed::Unknown,
+            });
+        });
+        let command = record::of_proposal(term.0, command);
+        // An error drops the reply, which says so itself.
+        let _ = self
+            .raft
+            .write(command)
+            .with_leader(term.0)
+            .responder(reply)
+            .await;
+    }
+
+    /// Asks a quorum, from now on, whether this node leads. Everything that
+    /// was committed before the call is at or below the index that comes back
+    /// (which itself may have yet to be committed).
+    pub(crate) async fn confirm(&self) -> Result<LogIndex, NotLeader> {
+        match self.raft.get_read_log_id(ReadPolicy::ReadIndex).await {
+            Ok((read, _)) => Ok(LogIndex(read.index() + 1)),
+            Err(_) => Err(NotLeader),
+        }
+    }
+
+    /// Returns when everything up to `index` is applied here.
+    pub(crate) async fn wait_applied(&self, index: LogIndex) {
+        let mut applied = self.applied();
+        // The sender is ours.
+        let _ = applied.wait_for(|applied| *applied >= index).await;
+    }
+
+    /// Hands the leadership to `to`, if it can; refuses proposals meanwhile.
+    pub(crate) async fn transfer(&self, to: NodeId) {
+        // A replica that has stopped leads nothing.
+        let _ = self.raft.trigger().transfer_leader(to.0).await;
+    }
+
+    /// Stands for election now, if others would vote for it.
+    pub(crate) async fn elect(&self) {
+        // A replica that has stopped can't be elected.
+        let _ = self.raft.trigger().elect(true).await;
+    }
+
+    /// Turns the timers off, or on again. A leader is heard by a quorum before
+    /// it has timers again, so that it doesn't find itself out of time.
+    pub(crate) fn set_quiet(self: &Arc<Self>, quiet: bool) {
+        if quiet {
+            self.quiet.send_replace(true);
+            self.raft.runtime_config().tick(false);
+        } else if self.is_quiet() {
+            match self.leads() {
+                true => {
+                    let group = Arc::clone(self);
+                    self.scope.spawn(async move { group.wake().await });
+                }
+                false => wake(&self.raft, &self.quiet),
+            }
+        }
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        *self.quiet.borrow()
+    }
+
+    async fn wake(&self) {
+        // A leader that no quorum hears needs its timers all the more.
+        let _ = self.confirm().await;
+        wake(&self.raft, &self.quiet);
+    }
+
+    /// The last position, if this node leads and every member has all of the log.
+    pub(crate) fn settled(&self) -> Option<LogIndex> {
+        if *self.proposals.borrow() > 0 || !self.leadership.borrow().ready {
+            return None;
+        }
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let last = metrics.last_applied.filter(|applied| {
+            metrics.state == ServerState::Leader && metrics.last_log_index == Some(applied.index)
+        })?;
+        let followers = metrics.replication.as_ref()?;
+        followers
+            .values()
+            .all(|matched| *matched == Some(last))
+            .then(|| LogIndex(last.index + 1))
+    }
+
+    /// The voters of the membership in effect.
+    pub(crate) fn members(&self) -> BTreeSet<NodeId> {
+        self.raft.voter_ids().map(NodeId).collect()
+    }
+
+    /// Why this replica has stopped, if it has.
+    pub(crate) fn failure(&self) -> Option<String> {
+        if let Some(reason) = self.replica.failure.get() {
+            return Some(reason.to_owned());
+        }
+        let metrics = self.raft.metrics();
+        let state = metrics.borrow_watched().running_state.clone();
+        state.err().map(|fatal| fatal.to_string())
+    }
+
+    /// Ends it in order.
+    pub(crate) async fn close(&self) {
+        // It may have stopped by itself.
+        let _ = self.raft.shutdown().await;
+        self.lanes.clear();
+        self.store().close();
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let metrics = self.raft.data_metrics();
+        let metrics = metrics.borrow_watched();
+        let place = |id: Option<types::LogId>| LogIndex(id.map_or(0, |id| id.index + 1));
+        Counts {
+            last: place(metrics.last_log),
+            committed: place(metrics.local_committed),
+            applied: *self.replica.applied().borrow(),
+            purged: place(metrics.purged),
+            snapshots_installed: self.replica.installs(),
+        }
+    }
+
+    fn leads(&self) -> bool {
+        self.leadership.borrow().leader == Some(self.node)
+    }
+}
+
+/// Gives a replica its timers back.
+fn wake(raft: &Raft, quiet: &watch::Sender<bool>) {
+    quiet.send_replace(false);
+    raft.runtime_config().tick(true);
+}
+
+/// The log must reach back to what the store has.
+fn check_reach(log: &GroupLog, replica: &Replica) -> Result<(), GroupFailure> {
+    let purged = log.purged();
+    let purged = purged.map_err(|error| GroupFailure::Damaged(error.to_string()))?;
+    let needed = purged.map_or(0, |last| last.index + 1);
+    let applied = replica.store().applied().index;
+    if applied < needed {
+        return Err(GroupFailure::Damaged(format!(
+            "the store has entries up to {applied}, the log only those after {needed}"
+        )));
+    }
+    Ok(())
+}
+
+fn stopped(reason: impl std::fmt::Display) -> GroupFailure {
+    GroupFailure::Stopped(reason.to_string())
+}
+
+fn openraft_config(timing: &RaftTiming) -> Result<openraft::Config, GroupFailure> {
+    let millis = |duration: Duration| duration.as_millis() as u64;
+    let config = openraft::Config {
+        cluster_name: String::new(),
+        heartbeat_interval: millis(timing.heartbeat),
+        election_timeout_min: millis(timing.election_min),
+        election_timeout_max: millis(timing.election_max),
+        install_snapshot_timeout: millis(SNAPSHOT_WITHIN),
+        max_payload_entries: APPEND_ENTRIES_MAX,
+        // Checkpoints are the snapshots, and what they make superfluous in
+        // the log is removed by us alone.
+        snapshot_policy: SnapshotPolicy::Never,
+        max_in_snapshot_log_to_keep: u64::MAX,
+        api_channel_size: Some(QUEUE_REQUESTS_MAX),
+        notification_channel_size: Some(QUEUE_REQUESTS_MAX),
+        state_machine_channel_size: Some(QUEUE_REQUESTS_MAX),
+        enable_pre_vote: Some(true),
+        // A node that restarts is a new leader with a new term, or none: what
+        // it had evaluated is gone.
+        enable_leader_restore: Some(false),
+        // Without it, three nodes of which two hear each other only through
+        // the third may never elect again.
+        quorum_loss_probe_interval: Some(2 * millis(timing.election_max)),
+        ..openraft::Config::default()
+    };
+    config
+        .validate()
+        .map_err(|error| GroupFailure::Config(error.to_string()))
+}

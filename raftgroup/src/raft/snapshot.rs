@@ -1,0 +1,180 @@
+//! Checkpoints on their way to a replica that is too far behind for the log.
+//!
+//! Kept true: a bounded number of pieces is under way; the receiver takes each
+//! piece once and in order, checked, and has one copy in the making at a time,
+//! the one that began last. Only a whole copy is installed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
+use openraft::errors::StreamingError;
+use openraft::raft::SnapshotResponse;
+use openraft::{AnyError, AsyncRuntime, StorageError};
+use parking_lot::Mutex;
+use pontoon_engine::{Install, Piece};
+use rand::Rng;
+
+use crate::position::NodeId;
+use crate::raft::machine::{Replica, Snapshot, SnapshotData};
+use crate::raft::message::{Answer, Request};
+use crate::raft::peers::{Link, mistaken};
+use crate::raft::types::{SnapshotMeta, Types, Vote};
+use crate::runtime::Runtime;
+
+/// Sends a snapshot and waits until it is installed. When this is dropped,
+/// nothing more is sent.
+pub(crate) async fn send(
+    link: &Link,
+    vote: Vote,
+    snapshot: Snapshot,
+    window: usize,
+    within: Duration,
+) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
+    let SnapshotData::Pinned(pages) = snapshot.snapshot else {
+        return Err(unreadable("it has no content"));
+    };
+    // So that a late piece of an earlier try is not taken for one of this.
+    let id = Runtime::thread_rng().next_u64();
+    let begin = Request::SnapshotBegin {
+        id,
+        vote,
+        last: snapshot.meta.last_log_id,
+        membership: snapshot.meta.last_membership,
+    };
+    let mut under_way = FuturesOrdered::new();
+    under_way.push_back(link.ask(&begin, within));
+    let (mut page, mut pieces, mut more) = (0, 0, true);
+    while more || !under_way.is_empty() {
+        while more && under_way.len() < window.max(1) {
+            let piece = pages
+                .read(page)
+                .map_err(|error| unreadable(&error.to_string()))?;
+            let Some(piece) = piece else {
+                more = false;
+                break;
+            };
+            page = piece.next();
+            let request = Request::SnapshotPiece {
+                id,
+                number: pieces,
+                page: piece.page,
+                bytes: piece.bytes.into(),
+            };
+            pieces += 1;
+            under_way.push_back(link.ask(&request, within));
+        }
+        match under_way.next().await {
+            None | Some(Ok(Answer::Taken)) => {}
+            Some(Ok(Answer::HigherVote(vote))) => return Ok(SnapshotResponse::new(vote)),
+            Some(Ok(_)) => return Err(mistaken().into()),
+            Some(Err(error)) => return Err(error.into()),
+        }
+    }
+    let end = Request::SnapshotEnd { id, pieces };
+    match link.ask(&end, within).await? {
+        Answer::Installed(vote) | Answer::HigherVote(vote) => Ok(SnapshotResponse::new(vote)),
+        _ => Err(mistaken().into()),
+    }
+}
+
+fn unreadable(reason: &str) -> StreamingError<Types> {
+    StorageError::read_snapshot(None, AnyError::error(reason)).into()
+}
+
+/// The copy that is being received, if one is.
+#[derive(Default)]
+pub(crate) struct Incoming(Mutex<Option<Copy>>);
+
+struct Copy {
+    from: NodeId,
+    id: u64,
+    vote: Vote,
+    meta: SnapshotMeta,
+    install: Install,
+    /// How many pieces are here.
+    pieces: u64,
+}
+
+impl Incoming {
+    /// Begins a copy in place of the one before it.
+    pub(crate) fn begin(
+        &self,
+        replica: &Replica,
+        from: NodeId,
+        id: u64,
+        vote: Vote,
+        meta: SnapshotMeta,
+    ) -> Result<(), String> {
+        let mut incoming = self.0.lock();
+        *incoming = None;
+        let install = Install::begin(replica.disk(), replica.path());
+        *incoming = Some(Copy {
+            from,
+            id,
+            vote,
+            meta,
+            install: install.map_err(|error| error.to_string())?,
+            pieces: 0,
+        });
+        Ok(())
+    }
+
+    /// Writes the next piece.
+    pub(crate) fn add(
+        &self,
+        from: NodeId,
+        id: u64,
+        number: u64,
+        page: u64,
+        bytes: Bytes,
+    ) -> Result<(), String> {
+        let mut incoming = self.0.lock();
+        let copy = expected(&mut incoming, from, id)?;
+        if number != copy.pieces {
+            let next = copy.pieces;
+            return Err(format!("piece {number} came, piece {next} is the next one"));
+        }
+        let piece = Piece {
+            page,
+            bytes: bytes.into(),
+        };
+        copy.install
+            .add(&piece)
+            .map_err(|error| error.to_string())?;
+        copy.pieces += 1;
+        Ok(())
+    }
+
+    /// Takes the copy out, if all of it is here.
+    pub(crate) fn end(
+        &self,
+        from: NodeId,
+        id: u64,
+        pieces: u64,
+    ) -> Result<(Vote, Snapshot), String> {
+        let mut incoming = self.0.lock();
+        let here = expected(&mut incoming, from, id)?.pieces;
+        if here != pieces {
+            return Err(format!("{here} of {pieces} pieces came"));
+        }
+        let copy = incoming.take().expect("it was just looked at");
+        let snapshot = Snapshot {
+            meta: copy.meta,
+            snapshot: SnapshotData::Received(copy.install),
+        };
+        Ok((copy.vote, snapshot))
+    }
+}
+
+fn expected(incoming: &mut Option<Copy>, from: NodeId, id: u64) -> Result<&mut Copy, String> {
+    match incoming {
+        None => Err(format!("snapshot {id} of node {from} has not begun")),
+        Some(copy) if copy.from != from || copy.id != id => Err(format!(
+            "snapshot {id} of node {from} was replaced by {} of node {}",
+            copy.id, copy.from
+        )),
+        Some(copy) => Ok(copy),
+    }
+}

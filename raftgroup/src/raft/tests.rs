@@ -1,0 +1,375 @@
+//! Replicas of one group in one process, on simulated disks and links.
+
+mod cluster;
+mod failures;
+mod snapshots;
+mod storage;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pontoon_engine::{Revision, Step, Store};
+use pontoon_wal::Wal;
+use pontoon_wal::disk::sim::{Rng, SimClock, SimDisk};
+use pontoon_wal::disk::Disk;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::position::{GroupId, LogIndex, NodeId, Term};
+use crate::raft::{
+    Group, GroupConfig, Machine, Peers, Proposed, RaftTiming,
+};
+use crate::runtime::Scope;
+
+pub(crate) const GROUP: GroupId = GroupId(5);
+pub(crate) const STORE: u128 = 0x1234 << 64 | 5;
+
+/// Runs everything on one thread with a clock that jumps.
+pub(crate) fn simulate<T>(test: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, test)
+}
+
+/// Keeps each command as a record, and the last one as another, so that the
+/// order shows; remembers what it was told.
+#[derive(Default)]
+pub(crate) struct Notebook {
+    pub(crate) told: Mutex<Vec<(LogIndex, Term, Bytes)>>,
+}
+
+impl Machine for Notebook {
+    fn steps(&self, _: Term, command: Bytes) -> Result<Vec<Step>, String> {
+        if command == "poison" {
+            return Err("it is poison".to_owned());
+        }
+        let name = command.slice(..command.len().min(40));
+        let record = |name: Bytes| Step::Record {
+            name,
+            content: Some(command.clone()),
+        };
+        Ok(vec![record(name), record(Bytes::from_static(b"last"))])
+    }
+
+    fn applied(&self, _: &Arc<Store>, index: LogIndex, term: Term, steps: &[Step]) {
+        let command = match steps.first() {
+            Some(Step::Record { name, .. }) => name.clone(),
+            _ => Bytes::new(),
+        };
+        let mut told = self.told.lock();
+        if let Some((last, _, _)) = told.last() {
+            assert!(index > *last, "{index} after {last}");
+        }
+        told.push((index, term, command));
+    }
+
+    fn before_compact(&self, _: &Arc<Store>, _: Revision) {}
+}
+
+pub(crate) fn group_config(node: u64, path: &Path) -> GroupConfig {
+    GroupConfig {
+        node: NodeId(node),
+        group: GROUP,
+        path: path.to_owned(),
+        store: pontoon_engine::Config {
+            store: STORE,
+            dirty_bytes_max: 1 << 20,
+            log_bytes_max: 20 << 10,
+            recent_bytes_max: 64 << 10,
+        },
+        timing: RaftTiming {
+            heartbeat: Duration::from_millis(100),
+            election_min: Duration::from_millis(400),
+            election_max: Duration::from_millis(800),
+        },
+        log_entries_kept: 20,
+        snapshot_window: 2,
+    }
+}
+
+pub(crate) fn open_wal(disk: Arc<dyn Disk>, dir: &Path, node: u64, seed: u64) -> Wal {
+    let config = pontoon_wal::Config {
+        segment_bytes: 1 << 20,
+        cache_bytes_max: 8 << 10,
+        ..pontoon_wal::Config::new(dir, node)
+    };
+    let clock = Arc::new(SimClock::new(seed));
+    Wal::open(config, disk, clock).unwrap().0
+}
+
+/// Changes a message on its way.
+type Tamper = Box<dyn FnMut(NodeId, NodeId, Bytes) -> Bytes + Send>;
+
+/// The links between the nodes: in order per direction, and late.
+#[derive(Clone)]
+pub(crate) struct Net(Arc<Mutex<Links>>);
+
+struct Links {
+    rng: Rng,
+    nodes: BTreeMap<NodeId, Arc<Group>>,
+    /// Nodes that nobody hears, and that hear nobody.
+    cut: BTreeSet<NodeId>,
+    lanes: BTreeMap<(NodeId, NodeId), mpsc::UnboundedSender<Message>>,
+    tamper: Option<Tamper>,
+    messages: u64,
+    /// Bytes of messages on their way, and the most there were.
+    bytes: usize,
+    bytes_max: usize,
+}
+
+struct Message {
+    bytes: Bytes,
+    at: Instant,
+    answer: oneshot::Sender<Bytes>,
+}
+
+impl Net {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(Links {
+            rng: Rng::new(seed),
+            nodes: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            lanes: BTreeMap::new(),
+            tamper: None,
+            messages: 0,
+            bytes: 0,
+            bytes_max: 0,
+        })))
+    }
+
+    pub(crate) fn cut(&self, node: u64) {
+        self.0.lock().cut.insert(NodeId(node));
+    }
+
+    pub(crate) fn mend(&self, node: u64) {
+        self.0.lock().cut.remove(&NodeId(node));
+    }
+
+    pub(crate) fn tamper(&self, tamper: Option<Tamper>) {
+        self.0.lock().tamper = tamper;
+    }
+
+    pub(crate) fn messages(&self) -> u64 {
+        self.0.lock().messages
+    }
+
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.0.lock().bytes_max
+    }
+
+    fn is_cut(&self, from: NodeId, to: NodeId) -> bool {
+        let links = self.0.lock();
+        links.cut.contains(&from) || links.cut.contains(&to)
+    }
+
+    async fn deliver(self, from: NodeId, to: NodeId, mut lane: mpsc::UnboundedReceiver<Message>) {
+        while let Some(message) = lane.recv().await {
+            sleep_until(message.at).await;
+            self.0.lock().bytes -= message.bytes.len();
+            let group = self.0.lock().nodes.get(&to).cloned();
+            let Some(group) = group.filter(|_| !self.is_cut(from, to)) else {
+                continue;
+            };
+            let bytes = match &mut self.0.lock().tamper {
+                None => message.bytes,
+                Some(tamper) => tamper(from, to, message.bytes),
+            };
+            let net = self.clone();
+            let reply = Box::new(move |answer| {
+                tokio::spawn(async move {
+                    sleep(Duration::from_millis(1)).await;
+                    if !net.is_cut(from, to) {
+                        let _ = message.answer.send(answer);
+                    }
+                });
+            });
+            group.receive(from, bytes, reply);
+        }
+    }
+}
+
+struct NetOf(Net, NodeId);
+
+impl Peers for NetOf {
+    fn call(
+        &self,
+        to: NodeId,
+        group: GroupId,
+        bytes: Bytes,
+        within: Duration,
+    ) -> Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>> {
+        assert_eq!(group, GROUP);
+        let Self(net, from) = self;
+        let (answer, answered) = oneshot::channel();
+        let mut links = net.0.lock();
+        links.messages += 1;
+        links.bytes += bytes.len();
+        links.bytes_max = links.bytes_max.max(links.bytes);
+        let at = Instant::now() + Duration::from_millis(1 + links.rng.below(3));
+        let message = Message { bytes, at, answer };
+        let lane = links.lanes.entry((*from, to)).or_insert_with(|| {
+            let (lane, messages) = mpsc::unbounded_channel();
+            tokio::spawn(net.clone().deliver(*from, to, messages));
+            lane
+        });
+        lane.send(message).ok().expect("the lane is never closed");
+        Box::pin(async move {
+            match timeout(within, answered).await {
+                Ok(Ok(answer)) => Ok(answer),
+                _ => Err("no answer".to_owned()),
+            }
+        })
+    }
+}
+
+pub(crate) struct Node {
+    pub(crate) id: u64,
+    pub(crate) disk: SimDisk,
+    pub(crate) scope: Scope,
+    pub(crate) group: Arc<Group>,
+    pub(crate) machine: Arc<Notebook>,
+}
+
+pub(crate) struct Cluster {
+    pub(crate) net: Net,
+    pub(crate) nodes: BTreeMap<u64, Node>,
+    pub(crate) rng: Rng,
+}
+
+pub(crate) fn tree_path() -> PathBuf {
+    PathBuf::from("/node/5.tree")
+}
+
+impl Cluster {
+    /// Three replicas that have just begun.
+    pub(crate) async fn start(seed: u64) -> Self {
+        let mut cluster = Self {
+            net: Net::new(seed),
+            nodes: BTreeMap::new(),
+            rng: Rng::new(seed),
+        };
+        let members: BTreeSet<NodeId> = (1..=3).map(NodeId).collect();
+        for id in 1..=3 {
+            let disk = SimDisk::new(seed * 10 + id);
+            disk.create_dir(Path::new("/node")).unwrap();
+            cluster.open(id, disk).await;
+        }
+        for node in cluster.nodes.values() {
+            node.group.initialize(&members).await.unwrap();
+        }
+        cluster.converge().await;
+        assert!(cluster.nodes.values().all(|node| node.group.is_initialized()));
+        cluster
+    }
+
+    pub(crate) async fn open(&mut self, id: u64, disk: SimDisk) {
+        let scope = Scope::new(self.rng.next_u64());
+        let seed = self.rng.next_u64();
+        let machine = Arc::new(Notebook::default());
+        let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let group = Group::open(
+            group_config(id, &tree_path()),
+            open_wal(Arc::clone(&shared), Path::new("/node/wal"), id, seed),
+            shared,
+            Arc::new(NetOf(self.net.clone(), NodeId(id))),
+            Arc::clone(&machine) as Arc<dyn Machine>,
+            &scope,
+        )
+        .await
+        .unwrap();
+        let links = &self.net.0;
+        links.lock().nodes.insert(NodeId(id), Arc::clone(&group));
+        let node = Node {
+            id,
+            disk,
+            scope,
+            group,
+            machine,
+        };
+        self.nodes.insert(id, node);
+    }
+
+    /// The power of a node fails and comes back.
+    pub(crate) async fn restart(&mut self, id: u64) {
+        let node = self.nodes.remove(&id).unwrap();
+        self.net.0.lock().nodes.remove(&NodeId(id));
+        node.scope.end();
+        let disk = node.disk.power_cut(self.rng.next_u64());
+        drop(node);
+        for other in self.nodes.values() {
+            other.group.peer_lost(NodeId(id));
+        }
+        sleep(Duration::from_millis(50)).await;
+        self.open(id, disk).await;
+    }
+
+    pub(crate) fn group(&self, id: u64) -> Arc<Group> {
+        Arc::clone(&self.nodes[&id].group)
+    }
+
+    /// Waits for a leader among `ids` that may propose.
+    pub(crate) async fn leader_of(&self, ids: &[u64]) -> (u64, Term) {
+        loop {
+            for id in ids {
+                let leadership = *self.nodes[id].group.leadership().borrow();
+                if leadership.ready {
+                    return (*id, leadership.term);
+                }
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub(crate) async fn leader(&self) -> (u64, Term) {
+        self.leader_of(&[1, 2, 3]).await
+    }
+
+    /// Proposes through whoever leads, until it is applied. What had to be
+    /// proposed again may be there twice.
+    pub(crate) async fn write(&self, command: impl Into<Bytes>) -> LogIndex {
+        let command = command.into();
+        loop {
+            let (id, term) = self.leader().await;
+            match propose(&self.group(id), term, command.clone()).await {
+                Proposed::Applied(index) => return index,
+                Proposed::Refused | Proposed::Unknown => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    /// Waits until all have applied the same, and checks that it is the same.
+    pub(crate) async fn converge(&self) -> LogIndex {
+        let (leader, _) = self.leader().await;
+        let index = loop {
+            if let Ok(index) = self.group(leader).confirm().await {
+                break index;
+            }
+        };
+        let mut states = Vec::new();
+        for node in self.nodes.values() {
+            let applied = timeout(Duration::from_secs(60), node.group.wait_applied(index)).await;
+            applied.unwrap_or_else(|_| panic!("node {} is behind: {:?}", node.id, node.group.counts()));
+            states.push(node.group.store().applied_hash().unwrap());
+        }
+        assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{states:?}");
+        index
+    }
+}
+
+pub(crate) async fn propose(group: &Arc<Group>, term: Term, command: Bytes) -> Proposed {
+    let (done, proposed) = oneshot::channel();
+    let done = Box::new(move |result| {
+        let _ = done.send(result);
+    });
+    group.propose(term, command, done).await;
+    proposed.await.expect("it is always called")
+}

@@ -1,0 +1,295 @@
+//! Reads: linearizable ones at a confirmed point (rule 9), serializable ones
+//! at what the replicas here have passed (rule 16).
+
+use std::sync::Arc;
+
+use pontoon_engine::{
+    Answer, EngineError, KeyRange, Pending, Range, RangeAnswer, Reject, Revision, evaluate, join,
+    part, range,
+};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::error::Failure;
+use crate::message::{Answered, Declined, Done, Message, Outcome, ReadPoint, Work};
+use crate::node::Inner;
+use crate::position::{GroupId, LogIndex};
+use crate::replica::{Barrier, Replica};
+
+/// Those who wait for a read point; one question to the sequencer serves all
+/// who came before it.
+#[derive(Default)]
+pub(crate) struct ReadPoints(Mutex<Gathering>);
+
+#[derive(Default)]
+struct Gathering {
+    waiting: Vec<oneshot::Sender<Option<ReadPoint>>>,
+    running: bool,
+}
+
+impl Inner {
+    /// A revision that everything acknowledged until now is at or below.
+    pub(crate) async fn read_point(self: &Arc<Self>) -> Option<ReadPoint> {
+        let (waiter, point) = oneshot::channel();
+        let start = {
+            let mut gathering = self.read_points.0.lock();
+            gathering.waiting.push(waiter);
+            !std::mem::replace(&mut gathering.running, true)
+        };
+        if start {
+            let node = Arc::clone(self);
+            self.scope.spawn(async move { node.ask_for_read_points().await });
+        }
+        point.await.ok().flatten()
+    }
+
+    async fn ask_for_read_points(&self) {
+        loop {
+            let waiting = {
+                let mut gathering = self.read_points.0.lock();
+                if gathering.waiting.is_empty() {
+                    gathering.running = false;
+                    return;
+                }
+                std::mem::take(&mut gathering.waiting)
+            };
+            let point = match self.sequencer() {
+                Some((epoch, sequencer)) => {
+                    let question = Message::ReadPoint { epoch };
+                    self.call(sequencer, &question, self.timing.call).await.unwrap_or(None)
+                }
+                None => None,
+            };
+            for waiter in waiting {
+                // Nobody waits any more: fine.
+                let _ = waiter.send(point);
+            }
+        }
+    }
+
+    /// At the leader of a group: does what changes nothing, on what is there
+    /// for good. `None` if it turns out to change something.
+    pub(crate) async fn settle(
+        self: &Arc<Self>,
+        replica: &Arc<Replica>,
+        work: &Work,
+        many: bool,
+    ) -> Option<Outcome> {
+        let given = match work {
+            Work::Read { at, .. } => *at,
+            _ => None,
+        };
+        let revision = match self.settle_point(replica, given, many).await {
+            Ok(revision) => revision,
+            Err(declined) => return Some(Err(declined)),
+        };
+        let store = replica.group.store();
+        let floor = self.floor();
+        if revision < floor {
+            // Compacted since it was captured: another point will do.
+            return Some(Err(match given {
+                None => Declined::Again,
+                Some(_) => Declined::Reject(Reject::Compacted),
+            }));
+        }
+        let found = match work {
+            Work::Read { range: wanted, .. } => {
+                if wanted.revision > 0 && wanted.revision < floor.0 {
+                    return Some(Err(Declined::Reject(Reject::Compacted)));
+                }
+                range(&store, revision, wanted).map(Answer::Range)
+            }
+            Work::Request(request) => {
+                let mut pending = Pending::new();
+                pending.raise_floor(floor);
+                let leases = |_| false;
+                match evaluate(&store, &pending, revision, revision.next(), &leases, request) {
+                    Ok(evaluated) if evaluated.effects.is_empty() => Ok(evaluated.answer),
+                    Ok(_) => return None,
+                    Err(error) => Err(error),
+                }
+            }
+            Work::Compact { .. } => return None,
+        };
+        Some(match found {
+            Ok(answer) => Ok(Done {
+                answer: Answered::Answer(answer),
+                index: replica.applied(),
+            }),
+            Err(EngineError::Reject(reject)) => Err(Declined::Reject(reject)),
+            Err(EngineError::Undecided(_) | EngineError::Ungranted(_)) => Err(Declined::Again),
+            Err(error) => {
+                tracing::error!("group {}: {error}", replica.id);
+                Err(Declined::Again)
+            }
+        })
+    }
+
+    /// A revision at which this leader shows what will never change (rule 9).
+    async fn settle_point(
+        self: &Arc<Self>,
+        replica: &Arc<Replica>,
+        given: Option<ReadPoint>,
+        many: bool,
+    ) -> Result<Revision, Declined> {
+        let not_leader = Declined::NotLeader(None);
+        if !many {
+            // One group: what is committed now is all there is.
+            let index = replica.rounds.confirm().await.map_err(|_| not_leader)?;
+            replica.group.wait_applied(index).await;
+            return Ok(replica.group.store().revision());
+        }
+        let point = match given {
+            Some(point) => point,
+            None => self.read_point().await.ok_or(Declined::Again)?,
+        };
+        if !self.root_catches_up(point.root).await {
+            return Err(Declined::Again);
+        }
+        let (passed, barrier) = oneshot::channel();
+        let _ = replica.barriers.send(Barrier {
+            revision: point.revision,
+            passed,
+        });
+        // (a) A round that began after the point was captured.
+        let confirmed = replica.rounds.confirm().await;
+        confirmed.map_err(|_| not_leader.clone())?;
+        // (b), (c) What was asked for is answered, what is at or below is applied.
+        barrier.await.map_err(|_| not_leader)?;
+        Ok(point.revision)
+    }
+
+    /// A linearizable read, from this node.
+    pub(crate) async fn read(
+        self: &Arc<Self>,
+        wanted: &Range,
+        deadline: Instant,
+    ) -> Result<RangeAnswer, Failure> {
+        loop {
+            let map = self.map_known(deadline).await?;
+            let parts = map.parts(&wanted.keys);
+            let at = match map.is_one_group() {
+                true => None,
+                false => match self.read_point().await {
+                    Some(point) => Some(point),
+                    None => {
+                        self.pause(deadline).await?;
+                        continue;
+                    }
+                },
+            };
+            let mut answers = Vec::with_capacity(parts.len());
+            let mut again = false;
+            for (group, keys) in parts {
+                let mut range = part(wanted, &answers);
+                range.keys = keys;
+                let work = Work::Read { range, at };
+                match self.work(group, map.version, work, deadline).await {
+                    Ok(done) => match done.answer {
+                        Answered::Answer(Answer::Range(answer)) => answers.push(answer),
+                        _ => return Err(Failure::TimedOut),
+                    },
+                    // The point itself was compacted, not what was asked for.
+                    Err(Failure::Reject(Reject::Compacted))
+                        if wanted.revision <= 0 || wanted.revision >= self.floor().0 =>
+                    {
+                        again = true;
+                        break;
+                    }
+                    Err(failure) => return Err(failure),
+                }
+            }
+            if !again {
+                return Ok(join(wanted, answers));
+            }
+        }
+    }
+
+    /// A read of what this member has, if it has all of it.
+    pub(crate) async fn read_serializable(
+        self: &Arc<Self>,
+        wanted: &Range,
+        deadline: Instant,
+    ) -> Result<RangeAnswer, Failure> {
+        let map = self.map_known(deadline).await?;
+        let parts = map.parts(&wanted.keys);
+        let mut progress = self.progress.subscribe();
+        // A member that lags behind what it has told waits a little for itself.
+        let patience = (Instant::now() + self.timing.call).min(deadline);
+        loop {
+            progress.borrow_and_update();
+            match self.read_here(wanted, &parts)? {
+                Some(answer) => return Ok(answer),
+                None => {
+                    let waited = tokio::time::timeout_at(patience, progress.changed()).await;
+                    if waited.is_err() {
+                        return self.read(wanted, deadline).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rule 16; `None` if this member must wait or ask others.
+    fn read_here(
+        &self,
+        wanted: &Range,
+        parts: &[(GroupId, KeyRange)],
+    ) -> Result<Option<RangeAnswer>, Failure> {
+        let mut replicas = Vec::with_capacity(parts.len());
+        for (group, _) in parts {
+            match self.replica(*group) {
+                Some(replica) => replicas.push(replica),
+                None => return Ok(None),
+            }
+        }
+        let passed = replicas.iter().map(|replica| self.passed(replica)).min();
+        let revision = passed.unwrap_or_default();
+        let floor = self.floor();
+        let behind = replicas.iter().any(|replica| {
+            revision < replica.answered_last() || revision < replica.group.store().floor()
+        });
+        if behind || revision < Revision::FIRST {
+            return Ok(None);
+        }
+        if wanted.revision > 0 && wanted.revision < floor.0 {
+            return Err(Failure::Reject(Reject::Compacted));
+        }
+        let mut answers = Vec::with_capacity(parts.len());
+        for (replica, (_, keys)) in replicas.iter().zip(parts) {
+            let mut asked = part(wanted, &answers);
+            asked.keys = keys.clone();
+            match range(&replica.group.store(), revision, &asked) {
+                Ok(answer) => answers.push(answer),
+                Err(EngineError::Reject(reject)) => return Err(reject.into()),
+                Err(EngineError::Undecided(_)) => return Ok(None),
+                Err(error) => {
+                    tracing::error!("group {}: {error}", replica.id);
+                    return Err(Failure::Stopped);
+                }
+            }
+        }
+        for replica in &replicas {
+            replica.answered(revision);
+        }
+        Ok(Some(join(wanted, answers)))
+    }
+
+    /// What a replica here shows for good: what was closed and it has reached,
+    /// and at least what it has itself, since entries come in the order of
+    /// their revisions (rule 6).
+    pub(crate) fn passed(&self, replica: &Replica) -> Revision {
+        let store = replica.group.store();
+        let own = match store.undecided().first() {
+            Some(undecided) => undecided.previous().min(store.revision()),
+            None => store.revision(),
+        };
+        let root: LogIndex = self.root_applied();
+        let told = self.told.lock().passed(replica.id, replica.applied(), root);
+        match store.undecided().first() {
+            Some(undecided) => told.min(undecided.previous()).max(own),
+            None => told.max(own),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! One replica of one group on this node, and what follows from its entries.
+//!
+//! Kept true: an entry that was evaluated on another state than it meets has
+//! no effect, on any replica, and its proposer hears so.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pontoon_engine::{Revision, Step, Store};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::command::Command;
+use crate::message::{Declined, Outcome, Work};
+use crate::node::Inner;
+use crate::position::{GroupId, LogIndex, Term};
+use crate::raft::{Group, Machine};
+use crate::rounds::Rounds;
+
+/// Work that waits for the leader.
+pub(crate) struct Job {
+    pub(crate) work: Work,
+    pub(crate) reply: oneshot::Sender<Outcome>,
+}
+
+impl Job {
+    pub(crate) fn finish(self, outcome: Outcome) {
+        // Nobody waits any more: fine.
+        let _ = self.reply.send(outcome);
+    }
+}
+
+/// One replica.
+pub(crate) struct Replica {
+    pub(crate) id: GroupId,
+    pub(crate) group: Arc<Group>,
+    pub(crate) rounds: Arc<Rounds>,
+    pub(crate) follow: Arc<Follow>,
+    pub(crate) jobs: mpsc::Sender<Job>,
+    pub(crate) barriers: mpsc::UnboundedSender<Barrier>,
+    /// The highest revision that this member has answered from here (rule 16).
+    answered: AtomicI64,
+    /// Something was asked since it was last looked whether the group is quiet.
+    pub(crate) busy: AtomicBool,
+}
+
+/// Waits until all that is granted at or below `revision` is applied (rule 9).
+pub(crate) struct Barrier {
+    pub(crate) revision: Revision,
+    pub(crate) passed: oneshot::Sender<()>,
+}
+
+impl Replica {
+    pub(crate) fn new(
+        id: GroupId,
+        group: Arc<Group>,
+        rounds: Arc<Rounds>,
+        follow: Arc<Follow>,
+        jobs: mpsc::Sender<Job>,
+        barriers: mpsc::UnboundedSender<Barrier>,
+    ) -> Self {
+        Self {
+            id,
+            group,
+            rounds,
+            follow,
+            jobs,
+            barriers,
+            answered: AtomicI64::new(0),
+            busy: AtomicBool::new(true),
+        }
+    }
+
+    /// Queues work, or says why not.
+    pub(crate) fn enqueue(&self, job: Job) {
+        self.busy.store(true, Ordering::Relaxed);
+        match self.jobs.try_send(job) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(job)) => job.finish(Err(Declined::TooManyRequests)),
+            Err(mpsc::error::TrySendError::Closed(job)) => {
+                job.finish(Err(Declined::NotLeader(None)));
+            }
+        }
+    }
+
+    /// Notes that a client was told a revision of this group.
+    pub(crate) fn answered(&self, revision: Revision) {
+        self.answered.fetch_max(revision.0, Ordering::AcqRel);
+    }
+
+    /// The highest revision that a client was told here.
+    pub(crate) fn answered_last(&self) -> Revision {
+        Revision(self.answered.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn applied(&self) -> LogIndex {
+        *self.group.applied().borrow()
+    }
+}
+
+/// Turns a group's entries into steps, and tells the node what came of them.
+pub(crate) struct Follow {
+    id: GroupId,
+    node: Weak<Inner>,
+    /// The entry at hand was meant for another state.
+    refused: AtomicBool,
+    /// Entries that had no effect, until their proposer asks.
+    without_effect: Mutex<BTreeSet<LogIndex>>,
+    pub(crate) watchers: OnceLock<()>,
+}
+
+/// Entries without effect that are remembered; they are proposed by this
+/// node, and it asks at once.
+const WITHOUT_EFFECT_MAX: usize = 1024;
+
+impl Follow {
+    pub(crate) fn new(id: GroupId, node: Weak<Inner>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            node,
+            refused: AtomicBool::new(false),
+            without_effect: Mutex::default(),
+            watchers: OnceLock::new(),
+        })
+    }
+
+    /// Whether an entry had an effect; to be asked once.
+    pub(crate) fn had_effect(&self, index: LogIndex) -> bool {
+        !self.without_effect.lock().remove(&index)
+    }
+}
+
+impl Machine for Follow {
+    fn steps(&self, store: &Arc<Store>, term: Term, command: Bytes) -> Result<Vec<Step>, String> {
+        let steps = Command::admitted(command, term, store.last_revision())?;
+        self.refused.store(steps.is_none(), Ordering::Relaxed);
+        Ok(steps.unwrap_or_default())
+    }
+
+    fn applied(&self, store: &Arc<Store>, index: LogIndex, _term: Term, steps: &[Step]) {
+        if self.refused.swap(false, Ordering::Relaxed) {
+            let mut without_effect = self.without_effect.lock();
+            without_effect.insert(index);
+            if without_effect.len() > WITHOUT_EFFECT_MAX {
+                without_effect.pop_first();
+            }
+        }
+        if let Some(node) = self.node.upgrade() {
+            node.entry_applied(self.id, store, index, steps);
+        }
+    }
+
+    fn before_compact(&self, store: &Arc<Store>, floor: Revision) {
+        if let Some(node) = self.node.upgrade() {
+            node.watches.keep_below(self.id, store, floor);
+        }
+    }
+}

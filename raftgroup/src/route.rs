@@ -1,0 +1,215 @@
+//! From a request to the leader of the group that has its keys, and back.
+//!
+//! Kept true: work is sent again only if it is certain that it was not done,
+//! or if it changes nothing; and never after its deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pontoon_engine::{Answer, Reject, Request, Revision, check};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::error::Failure;
+use crate::link::CallError;
+use crate::map::RangeMap;
+use crate::message::{Answered, Declined, Done, Forward, Message, Outcome, Work};
+use crate::node::Inner;
+use crate::position::{GroupId, NodeId};
+use crate::replica::{Job, Replica};
+
+/// Pause before work is sent again.
+const PAUSE: Duration = Duration::from_millis(5);
+
+impl Inner {
+    /// Serves a request that a client sent to this node.
+    pub(crate) async fn request(
+        self: &Arc<Self>,
+        request: Request,
+        deadline: Instant,
+    ) -> Result<Answer, Failure> {
+        check(&request, self.txn_ops_max)?;
+        if let Request::Range(range) = &request {
+            return self.read(range, deadline).await.map(Answer::Range);
+        }
+        let map = self.map_known(deadline).await?;
+        let groups = map.groups_of(&request);
+        let mut groups = groups.into_iter();
+        let (Some(group), None) = (groups.next(), groups.next()) else {
+            return Err(Failure::ManyRanges);
+        };
+        let done = self.work(group, map.version, Work::Request(request), deadline).await?;
+        match done.answer {
+            Answered::Answer(answer) => Ok(answer),
+            Answered::Compacted(_) => Err(Failure::TimedOut),
+        }
+    }
+
+    /// Raises the compaction floor; returns the newest revision.
+    pub(crate) async fn compact(
+        self: &Arc<Self>,
+        revision: Revision,
+        deadline: Instant,
+    ) -> Result<Revision, Failure> {
+        loop {
+            let map = self.map_known(deadline).await?;
+            if !map.is_one_group() {
+                let Some(point) = self.read_point().await else {
+                    self.pause(deadline).await?;
+                    continue;
+                };
+                if !self.root_catches_up(point.root).await {
+                    continue;
+                }
+                if revision <= self.floor() {
+                    return Err(Reject::Compacted.into());
+                }
+                if revision > point.revision {
+                    return Err(Reject::FutureRevision.into());
+                }
+            }
+            let work = Work::Compact { revision };
+            let done = self.work(GroupId::ROOT, map.version, work, deadline).await?;
+            return match done.answer {
+                Answered::Compacted(newest) => Ok(newest),
+                Answered::Answer(_) => Err(Failure::TimedOut),
+            };
+        }
+    }
+
+    /// Has work done by the leader of a group, whoever that is.
+    pub(crate) async fn work(
+        self: &Arc<Self>,
+        group: GroupId,
+        map: u64,
+        work: Work,
+        deadline: Instant,
+    ) -> Result<Done, Failure> {
+        let repeatable = matches!(work, Work::Read { .. });
+        let mut hint = None;
+        loop {
+            let replica = self.replica(group);
+            let known = replica.as_ref().and_then(|replica| replica.group.leadership().borrow().leader);
+            let outcome = match (hint.take().or(known), &replica) {
+                (Some(leader), Some(replica)) if leader == self.me => {
+                    self.work_here(replica, work.clone(), deadline).await
+                }
+                (Some(leader), _) if leader != self.me => {
+                    let forward = Forward {
+                        group,
+                        map,
+                        work: work.clone(),
+                    };
+                    self.work_there(leader, forward, deadline).await
+                }
+                _ => Err(Declined::NotLeader(None)),
+            };
+            match outcome {
+                Ok(done) => {
+                    if let Some(replica) = &replica {
+                        self.acknowledge(replica, &done, deadline).await;
+                    }
+                    return Ok(done);
+                }
+                Err(Declined::NotLeader(leader)) => hint = leader,
+                Err(Declined::Again) => {}
+                Err(Declined::Unknown) if repeatable => {}
+                Err(declined) => return Err(failure(declined)),
+            }
+            self.pause(deadline).await?;
+        }
+    }
+
+    async fn work_here(&self, replica: &Replica, work: Work, deadline: Instant) -> Outcome {
+        let (reply, outcome) = oneshot::channel();
+        replica.enqueue(Job { work, reply });
+        match tokio::time::timeout_at(deadline, outcome).await {
+            Ok(Ok(outcome)) => outcome,
+            // Whoever had it is gone, or takes too long.
+            Ok(Err(_)) | Err(_) => Err(Declined::Unknown),
+        }
+    }
+
+    async fn work_there(
+        self: &Arc<Self>,
+        leader: NodeId,
+        forward: Forward,
+        deadline: Instant,
+    ) -> Outcome {
+        let within = deadline.saturating_duration_since(Instant::now());
+        let message = Message::Forward(forward);
+        match self.call_for::<Outcome>(leader, &message, within).await {
+            Ok(outcome) => outcome,
+            Err(CallError::Unsent) => Err(Declined::NotLeader(None)),
+            Err(CallError::Lost | CallError::TimedOut) => Err(Declined::Unknown),
+        }
+    }
+
+    /// Answers after the replica here has it too, so that the client finds it
+    /// here (rule 16).
+    async fn acknowledge(&self, replica: &Replica, done: &Done, deadline: Instant) {
+        // If it takes too long: it is done all the same, and reads here wait.
+        let _ = tokio::time::timeout_at(deadline, replica.group.wait_applied(done.index)).await;
+        replica.answered(match &done.answer {
+            Answered::Compacted(revision) => *revision,
+            Answered::Answer(answer) => revision_of(answer),
+        });
+    }
+
+    /// Does work that another node sent here.
+    pub(crate) async fn serve_forwarded(&self, forward: Forward) -> Outcome {
+        let Some(replica) = self.replica(forward.group) else {
+            return Err(Declined::NotLeader(None));
+        };
+        let version = self.cluster.borrow().map.as_ref().map(|map| map.version);
+        if version != Some(forward.map) {
+            // One of the two knows an older map; both will know soon.
+            return Err(Declined::Again);
+        }
+        let (reply, outcome) = oneshot::channel();
+        let work = forward.work;
+        replica.enqueue(Job { work, reply });
+        outcome.await.unwrap_or(Err(Declined::Unknown))
+    }
+
+    /// The range map, as soon as there is one.
+    pub(crate) async fn map_known(&self, deadline: Instant) -> Result<Arc<RangeMap>, Failure> {
+        let mut cluster = self.cluster.subscribe();
+        let known = cluster.wait_for(|cluster| cluster.map.is_some());
+        match tokio::time::timeout_at(deadline, known).await {
+            Ok(Ok(cluster)) => cluster.map.clone().ok_or(Failure::Stopped),
+            Ok(Err(_)) => Err(Failure::Stopped),
+            Err(_) => Err(Failure::NoLeader),
+        }
+    }
+
+    /// A short pause; an error if the deadline is over.
+    pub(crate) async fn pause(&self, deadline: Instant) -> Result<(), Failure> {
+        if Instant::now() + PAUSE >= deadline {
+            return Err(Failure::TimedOut);
+        }
+        tokio::time::sleep(PAUSE).await;
+        Ok(())
+    }
+}
+
+fn failure(declined: Declined) -> Failure {
+    match declined {
+        Declined::Reject(reject) => Failure::Reject(reject),
+        Declined::NotLeader(_) | Declined::Again => Failure::NoLeader,
+        Declined::TooManyRequests => Failure::TooManyRequests,
+        Declined::NoSpace => Failure::NoSpace,
+        Declined::TooLarge => Failure::TooLarge,
+        Declined::Unknown => Failure::LeaderChanged,
+    }
+}
+
+fn revision_of(answer: &Answer) -> Revision {
+    match answer {
+        Answer::Range(answer) => answer.revision,
+        Answer::Put(answer) => answer.revision,
+        Answer::DeleteRange(answer) => answer.revision,
+        Answer::Txn(answer) => answer.revision,
+        Answer::LeaseRevoke(revision) => *revision,
+    }
+}

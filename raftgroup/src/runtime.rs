@@ -1,0 +1,169 @@
+//! The tasks of one node, which end together.
+//!
+//! Kept true: every task of a node, openraft's too, runs in the node's
+//! [`Scope`]; when the scope ends, so do they, wherever they are. Chance comes
+//! from the scope, so that a simulation can repeat it.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use openraft::AsyncRuntime;
+use openraft::OptionalSend;
+use openraft::impls::TokioRuntime;
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::task::{AbortHandle, JoinHandle};
+
+tokio::task_local! {
+    static CURRENT: Scope;
+}
+
+/// What the tasks of one node run in.
+#[derive(Clone)]
+pub struct Scope(Arc<Mutex<Tasks>>);
+
+struct Tasks {
+    rng: SmallRng,
+    running: Vec<AbortHandle>,
+    /// How many there may be before finished ones are looked for.
+    sweep_at: usize,
+    ended: bool,
+}
+
+impl Scope {
+    /// A scope without tasks, whose chance is decided by `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Arc::new(Mutex::new(Tasks {
+            rng: SmallRng::seed_from_u64(seed),
+            running: Vec::new(),
+            sweep_at: 64,
+            ended: false,
+        })))
+    }
+
+    /// Starts a task that ends with the scope at the latest.
+    pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let task = tokio::spawn(CURRENT.scope(self.clone(), future));
+        let mut tasks = self.0.lock();
+        if tasks.ended {
+            task.abort();
+        } else {
+            if tasks.running.len() >= tasks.sweep_at {
+                tasks.running.retain(|task| !task.is_finished());
+                tasks.sweep_at = (2 * tasks.running.len()).max(64);
+            }
+            tasks.running.push(task.abort_handle());
+        }
+        task
+    }
+
+    /// Runs a future as a part of the scope.
+    pub fn enter<F: Future>(&self, future: F) -> impl Future<Output = F::Output> + use<F> {
+        CURRENT.scope(self.clone(), future)
+    }
+
+    /// Ends all its tasks, those to come too.
+    pub fn end(&self) {
+        let running = {
+            let mut tasks = self.0.lock();
+            tasks.ended = true;
+            std::mem::take(&mut tasks.running)
+        };
+        for task in running {
+            task.abort();
+        }
+    }
+
+    /// A number of the scope's chance.
+    #[must_use]
+    pub fn random(&self) -> u64 {
+        self.0.lock().rng.next_u64()
+    }
+}
+
+/// openraft's runtime: tokio, inside the current [`Scope`].
+#[derive(Debug)]
+pub(crate) struct Runtime;
+
+impl AsyncRuntime for Runtime {
+    type JoinError = <TokioRuntime as AsyncRuntime>::JoinError;
+    type JoinHandle<T: OptionalSend + 'static> = <TokioRuntime as AsyncRuntime>::JoinHandle<T>;
+    type Sleep = <TokioRuntime as AsyncRuntime>::Sleep;
+    type Instant = <TokioRuntime as AsyncRuntime>::Instant;
+    type TimeoutError = <TokioRuntime as AsyncRuntime>::TimeoutError;
+    type Timeout<R, T: Future<Output = R> + OptionalSend> =
+        <TokioRuntime as AsyncRuntime>::Timeout<R, T>;
+    type ThreadLocalRng = SmallRng;
+    type Mpsc = <TokioRuntime as AsyncRuntime>::Mpsc;
+    type Watch = <TokioRuntime as AsyncRuntime>::Watch;
+    type Oneshot = <TokioRuntime as AsyncRuntime>::Oneshot;
+    type Mutex<T: OptionalSend + 'static> = <TokioRuntime as AsyncRuntime>::Mutex<T>;
+
+    fn spawn<T>(future: T) -> Self::JoinHandle<T::Output>
+    where
+        T: Future + OptionalSend + 'static,
+        T::Output: OptionalSend + 'static,
+    {
+        match CURRENT.try_with(Scope::clone) {
+            Ok(scope) => scope.spawn(future),
+            Err(_) => tokio::spawn(future),
+        }
+    }
+
+    fn sleep(duration: Duration) -> Self::Sleep {
+        TokioRuntime::sleep(duration)
+    }
+
+    fn sleep_until(deadline: Self::Instant) -> Self::Sleep {
+        TokioRuntime::sleep_until(deadline)
+    }
+
+    fn timeout<R, F: Future<Output = R> + OptionalSend>(
+        duration: Duration,
+        future: F,
+    ) -> Self::Timeout<R, F> {
+        TokioRuntime::timeout(duration, future)
+    }
+
+    fn timeout_at<R, F: Future<Output = R> + OptionalSend>(
+        deadline: Self::Instant,
+        future: F,
+    ) -> Self::Timeout<R, F> {
+        TokioRuntime::timeout_at(deadline, future)
+    }
+
+    fn is_panic(join_error: &Self::JoinError) -> bool {
+        TokioRuntime::is_panic(join_error)
+    }
+
+    fn thread_rng() -> SmallRng {
+        thread_local! {
+            static OUTSIDE: RefCell<SmallRng> = RefCell::new(rand::make_rng());
+        }
+        let seed = match CURRENT.try_with(Scope::random) {
+            Ok(seed) => seed,
+            Err(_) => OUTSIDE.with(|rng| rng.borrow_mut().next_u64()),
+        };
+        SmallRng::seed_from_u64(seed)
+    }
+
+    fn new(threads: usize) -> Self {
+        let _ = threads;
+        Self
+    }
+
+    fn block_on<F, T>(&mut self, future: F) -> T
+    where
+        F: Future<Output = T>,
+    {
+        TokioRuntime::new(1).block_on(future)
+    }
+}

@@ -1,0 +1,265 @@
+//! The sequencer: a role of the root group's leader.
+//!
+//! Kept true: a grant or a read point leaves only after a quorum of the root
+//! group confirmed, in a round that began after it was made, that this is
+//! still the leader (rule 3). One round serves all that wait.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pontoon_engine::Revision;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::AbortHandle;
+
+use crate::cluster::ceiling_step;
+use crate::codec::Wire;
+use crate::command::Command;
+use crate::ledger::{Ask, Asked, Hello, Ledger, Resolved};
+use crate::link::Reply;
+use crate::marks::{GroupMark, Marks};
+use crate::message::{Granted, Heard, Message, ReadPoint};
+use crate::node::Inner;
+use crate::position::{GroupId, NodeId, Term};
+use crate::raft::Proposed;
+use crate::replica::Replica;
+
+/// A sequencer at work.
+#[derive(Clone)]
+pub(crate) struct Sequencing(Arc<Desk>);
+
+struct Desk {
+    node: Arc<Inner>,
+    replica: Arc<Replica>,
+    term: Term,
+    ledger: Arc<Mutex<Ledger>>,
+    questions: mpsc::UnboundedSender<Question>,
+    /// Counts what members should hear of.
+    news: watch::Sender<u64>,
+    /// A ceiling is on its way into the log.
+    raising: Mutex<bool>,
+    raised: Notify,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+/// What must be confirmed before it is answered. There are never more than
+/// each group's batches in flight and one read point for each node.
+enum Question {
+    Ask(Ask, Reply),
+    ReadPoint(Reply),
+}
+
+impl Sequencing {
+    /// Takes up the role; the leader's own first entry is applied.
+    pub(crate) fn begin(
+        node: &Arc<Inner>,
+        replica: &Arc<Replica>,
+        term: Term,
+    ) -> (Arc<Mutex<Ledger>>, Self) {
+        let cluster = node.cluster.borrow().clone();
+        let ledger = Arc::new(Mutex::new(Ledger::new(
+            term,
+            replica.group.store().last_revision(),
+            cluster.ceiling,
+            cluster.changed,
+            replica.applied(),
+        )));
+        let (questions, inbox) = mpsc::unbounded_channel();
+        let desk = Arc::new(Desk {
+            node: Arc::clone(node),
+            replica: Arc::clone(replica),
+            term,
+            ledger: Arc::clone(&ledger),
+            questions,
+            news: watch::Sender::new(0),
+            raising: Mutex::new(false),
+            raised: Notify::new(),
+            tasks: Mutex::default(),
+        });
+        let sequencing = Self(desk);
+        let mut tasks = vec![node.scope.spawn(answer(Arc::clone(&sequencing.0), inbox))];
+        for member in node.members() {
+            tasks.push(node.scope.spawn(tell(Arc::clone(&sequencing.0), member)));
+        }
+        *sequencing.0.tasks.lock() = tasks.iter().map(|task| task.abort_handle()).collect();
+        *node.sequencing.lock() = Some(sequencing.clone());
+        (ledger, sequencing)
+    }
+
+    /// Gives up the role.
+    pub(crate) fn end(&self) {
+        let desk = &self.0;
+        for task in desk.tasks.lock().drain(..) {
+            task.abort();
+        }
+        let mut current = desk.node.sequencing.lock();
+        if current.as_ref().is_some_and(|other| Arc::ptr_eq(&other.0, desk)) {
+            *current = None;
+        }
+    }
+
+    /// Members should hear of what changed in the ledger.
+    pub(crate) fn changed(&self) {
+        self.0.news.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn hello(&self, hello: &Hello, reply: Reply) {
+        let map = self.0.node.cluster.borrow().map.clone();
+        let known = map.is_some_and(|map| map.keys_of(hello.stamp.group).is_some());
+        let heard: Heard = known && self.0.ledger.lock().hello(hello);
+        reply.send(heard.encode());
+        self.changed();
+    }
+
+    pub(crate) fn resolved(&self, resolved: &Resolved, reply: Reply) {
+        let heard: Heard = self.0.ledger.lock().resolved(resolved);
+        reply.send(heard.encode());
+        self.changed();
+    }
+
+    pub(crate) fn ask(&self, ask: Ask, reply: Reply) {
+        // It has ended: the reply is dropped, and the asker hears so.
+        let _ = self.0.questions.send(Question::Ask(ask, reply));
+    }
+
+    pub(crate) fn read_point(&self, epoch: Term, reply: Reply) {
+        if epoch == self.0.term {
+            let _ = self.0.questions.send(Question::ReadPoint(reply));
+        } else {
+            reply.send(None::<ReadPoint>.encode());
+        }
+    }
+}
+
+/// Answers questions, a round at a time.
+async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
+    let mut questions = Vec::new();
+    let mut asks = VecDeque::new();
+    let mut readers = Vec::new();
+    loop {
+        tokio::select! {
+            biased;
+            count = inbox.recv_many(&mut questions, 4096) => if count == 0 {
+                return;
+            },
+            () = desk.raised.notified() => {},
+        }
+        for question in questions.drain(..) {
+            match question {
+                Question::Ask(ask, reply) => asks.push_back((ask, reply)),
+                Question::ReadPoint(reply) => readers.push(reply),
+            }
+        }
+        let changed = desk.node.cluster.borrow().changed;
+        let root = desk.replica.applied();
+        let mut granted = Vec::new();
+        let point = {
+            let mut ledger = desk.ledger.lock();
+            ledger.changed(changed);
+            while let Some((ask, reply)) = asks.pop_front() {
+                match ledger.ask(&ask) {
+                    Asked::Granted(first) => granted.push((first, reply)),
+                    Asked::Stale => reply.send(Granted::Stale { root: changed }.encode()),
+                    Asked::Ignored => reply.send(Granted::Ignored.encode()),
+                    Asked::Wait => {
+                        asks.push_front((ask, reply));
+                        break;
+                    }
+                }
+            }
+            ReadPoint {
+                revision: ledger.read_point(),
+                root,
+            }
+        };
+        raise_ceiling(&desk).await;
+        if granted.is_empty() && readers.is_empty() {
+            continue;
+        }
+        if desk.replica.rounds.confirm().await.is_err() {
+            // The replies are dropped. What was granted stays outstanding.
+            readers.clear();
+            continue;
+        }
+        for (first, reply) in granted {
+            reply.send(Granted::Granted { first, root }.encode());
+        }
+        for reply in readers.drain(..) {
+            reply.send(Some(point).encode());
+        }
+    }
+}
+
+/// Proposes a higher ceiling when it is time (rule 2).
+async fn raise_ceiling(desk: &Arc<Desk>) {
+    let Some(ceiling) = desk.ledger.lock().ceiling_wanted() else {
+        return;
+    };
+    if std::mem::replace(&mut *desk.raising.lock(), true) {
+        return;
+    }
+    let command = Command {
+        term: desk.term,
+        base: None,
+        steps: vec![ceiling_step(ceiling)],
+    };
+    let at_desk = Arc::clone(desk);
+    let done = Box::new(move |proposed| {
+        *at_desk.raising.lock() = false;
+        if let Proposed::Applied(_) = proposed {
+            at_desk.ledger.lock().ceiling_committed(ceiling);
+            at_desk.news.send_modify(|count| *count += 1);
+        }
+        at_desk.raised.notify_one();
+    });
+    desk.replica.group.propose(desk.term, command.to_proposal(), done).await;
+}
+
+/// Before a member that didn't answer is told again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Tells one member how far everything is closed (rule 8): as soon as there
+/// is news and it has heard the last.
+async fn tell(desk: Arc<Desk>, member: NodeId) {
+    let mut news = desk.news.subscribe();
+    let mut sequence = 0;
+    let mut told: BTreeMap<GroupId, GroupMark> = BTreeMap::new();
+    let mut told_open = Revision(0);
+    loop {
+        news.borrow_and_update();
+        let root = desk.replica.applied();
+        let (open, all): (_, Vec<_>) = {
+            let ledger = desk.ledger.lock();
+            (ledger.read_point(), ledger.marks().collect())
+        };
+        let groups: Vec<_> = all
+            .iter()
+            .filter(|mark| sequence == 0 || told.get(&mark.group) != Some(mark))
+            .copied()
+            .collect();
+        if sequence > 0 && groups.is_empty() && open == told_open {
+            if news.changed().await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let marks = Message::Marks(Marks {
+            epoch: desk.term,
+            sequence,
+            root,
+            open,
+            groups,
+        });
+        let heard: Heard = desk.node.call(member, &marks, desk.node.timing.call).await.unwrap_or(false);
+        if heard {
+            sequence += 1;
+            told = all.into_iter().map(|mark| (mark.group, mark)).collect();
+            told_open = open;
+        } else {
+            // Something may be missing: next time everything is told.
+            sequence = 0;
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Watches: what happens to keys, in the order of revisions (rule 11).
+//!
+//! Kept true:
+//! - Every event of the keys from the first revision on is delivered, once,
+//!   in order, and all events of a revision together.
+//! - Over several groups, only what all of them have closed is delivered.
+//! - A watch holds no events of its own: it reads what the stores have. Only
+//!   if a compaction is about to take what a watch that had caught up was not
+//!   given yet, it is kept for it, up to a limit.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use pontoon_engine::{EngineError, Event, KeyRange, Reject, Revision, Store};
+
+use crate::node::Inner;
+use crate::position::GroupId;
+use crate::replica::Replica;
+
+/// What is to be watched.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    /// The keys.
+    pub keys: KeyRange,
+    /// The first revision; 0 and below: the next one.
+    pub from: Revision,
+    /// Whether events tell what was there before.
+    pub prev_kv: bool,
+}
+
+/// What a watch gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// What happened, in order, with whole revisions.
+    Events(Vec<Event>),
+    /// The watch is over: what it should deliver next is compacted. This is
+    /// the lowest revision that can be watched from.
+    Compacted(Revision),
+}
+
+/// Bytes of events that are read in one go, about.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Revisions that are read in one go at most.
+const WINDOW_MAX: i64 = 4096;
+
+/// Bytes of events that are kept for a watch over a compaction.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// A watch, from which deliveries are taken.
+pub struct WatchStream {
+    node: Arc<Inner>,
+    place: Option<Arc<Place>>,
+    wanted: Watch,
+}
+
+/// Where a watch stands.
+struct Place {
+    parts: Vec<(GroupId, KeyRange)>,
+    prev_kv: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// All before this revision is delivered.
+    next: Revision,
+    /// It was given all there was, at some time since it fell behind.
+    caught_up: bool,
+    /// Revisions to read in one go.
+    window: i64,
+    /// Events that a compaction took, with the revision they reach to.
+    kept: BTreeMap<GroupId, (VecDeque<Event>, Revision)>,
+}
+
+/// The watches of a node, by the groups that they look at.
+#[derive(Default)]
+pub(crate) struct Watches(Mutex<BTreeMap<GroupId, Vec<Weak<Place>>>>);
+
+impl Watches {
+    fn add(&self, place: &Arc<Place>) {
+        let mut watches = self.0.lock();
+        for (group, _) in &place.parts {
+            let places = watches.entry(*group).or_default();
+            if places.len().is_power_of_two() {
+                places.retain(|place| place.strong_count() > 0);
+            }
+            places.push(Arc::downgrade(place));
+        }
+    }
+
+    /// The store is about to forget what is below `floor`.
+    pub(crate) fn keep_below(&self, group: GroupId, store: &Arc<Store>, floor: Revision) {
+        let places: Vec<_> = {
+            let watches = self.0.lock();
+            let places = watches.get(&group).into_iter().flatten();
+            places.filter_map(Weak::upgrade).collect()
+        };
+        for place in places {
+            place.keep(group, store, floor.previous());
+        }
+    }
+}
+
+impl WatchStream {
+    pub(crate) fn new(node: &Arc<Inner>, wanted: Watch) -> Self {
+        let mut stream = Self {
+            node: Arc::clone(node),
+            place: None,
+            wanted,
+        };
+        // From now on, if that can be said already.
+        stream.take_place();
+        stream
+    }
+
+    /// Everything through this revision has been delivered.
+    #[must_use]
+    pub fn delivered(&self) -> Revision {
+        let place = self.place.as_ref();
+        place.map_or(Revision(0), |place| place.state.lock().next.previous())
+    }
+
+    /// The next delivery; `None` if the node has ended.
+    pub async fn next(&mut self) -> Option<Delivery> {
+        let mut progress = self.node.progress.subscribe();
+        loop {
+            progress.borrow_and_update();
+            self.take_place();
+            let mut applied = None;
+            if let Some(place) = self.place.clone()
+                && let Some(replicas) = self.replicas(&place)
+            {
+                // Before looking, so that nothing slips through.
+                applied = match &replicas[..] {
+                    [only] => Some(only.group.applied()),
+                    _ => None,
+                };
+                if let Some(applied) = &mut applied {
+                    applied.borrow_and_update();
+                }
+                match self.look(&place, &replicas) {
+                    Looked::Found(delivery) => return Some(delivery),
+                    Looked::More => {
+                        tokio::task::yield_now().await;
+                        continue;
+                    }
+                    Looked::Nothing => {}
+                    Looked::Stopped => return None,
+                }
+            }
+            let waited = match &mut applied {
+                // A watch inside one group is given what is applied.
+                Some(applied) => applied.changed().await.is_ok(),
+                None => progress.changed().await.is_ok(),
+            };
+            if !waited {
+                return None;
+            }
+        }
+    }
+
+    fn take_place(&mut self) {
+        if self.place.is_some() {
+            return;
+        }
+        let map = self.node.cluster.borrow().map.clone();
+        let Some(map) = map else {
+            return;
+        };
+        let parts = map.parts(&self.wanted.keys);
+        let mut place = Place {
+            parts,
+            prev_kv: self.wanted.prev_kv,
+            state: Mutex::new(State {
+                next: self.wanted.from,
+                caught_up: false,
+                window: 64,
+                kept: BTreeMap::new(),
+            }),
+        };
+        if self.wanted.from.0 <= 0 {
+            let Some(replicas) = self.replicas(&place) else {
+                return;
+            };
+            let state = place.state.get_mut();
+            state.next = self.passed(&replicas).next();
+            state.caught_up = true;
+        }
+        let place = Arc::new(place);
+        self.node.watches.add(&place);
+        self.place = Some(place);
+    }
+
+    fn replicas(&self, place: &Place) -> Option<Vec<Arc<Replica>>> {
+        let replicas = place.parts.iter().map(|(group, _)| self.node.replica(*group));
+        replicas.collect()
+    }
+
+    /// What all parts show for good.
+    fn passed(&self, replicas: &[Arc<Replica>]) -> Revision {
+        let passed = replicas.iter().map(|replica| self.node.passed(replica));
+        passed.min().unwrap_or_default()
+    }
+
+    fn look(&self, place: &Place, replicas: &[Arc<Replica>]) -> Looked {
+        let passed = self.passed(replicas);
+        let floor = self.node.floor();
+        let mut state = place.state.lock();
+        if !state.caught_up && state.next < floor {
+            return Looked::Found(Delivery::Compacted(floor));
+        }
+        if passed < state.next {
+            state.caught_up |= passed.next() >= state.next;
+            return Looked::Nothing;
+        }
+        let through = passed.min(Revision(state.next.0.saturating_add(state.window - 1)));
+        let mut events = Vec::new();
+        for (replica, (group, keys)) in replicas.iter().zip(&place.parts) {
+            let mut from = state.next;
+            if let Some((kept, reach)) = state.kept.get_mut(group) {
+                while let Some(event) = kept.pop_front_if(|event| event.change.revision <= through) {
+                    events.push(event);
+                }
+                from = from.max(reach.next());
+                if *reach <= through {
+                    state.kept.remove(group);
+                }
+            }
+            if from > through {
+                continue;
+            }
+            let store = replica.group.store();
+            match store.events(keys, from, through, place.prev_kv) {
+                Ok(more) => events.extend(more),
+                Err(EngineError::Reject(Reject::Compacted)) => {
+                    return Looked::Found(Delivery::Compacted(store.floor().max(floor)));
+                }
+                Err(EngineError::Undecided(_)) => return Looked::Nothing,
+                Err(error) => {
+                    tracing::error!("group {group}: {error}");
+                    return Looked::Stopped;
+                }
+            }
+        }
+        if place.parts.len() > 1 {
+            events.sort_by_key(|event| event.change);
+        }
+        state.next = through.next();
+        state.caught_up |= through == passed;
+        state.adapt(&events);
+        match events.is_empty() {
+            true => Looked::More,
+            false => Looked::Found(Delivery::Events(events)),
+        }
+    }
+}
+
+enum Looked {
+    Found(Delivery),
+    /// Nothing in these revisions, but there are more.
+    More,
+    Nothing,
+    Stopped,
+}
+
+impl State {
+    /// Reads more revisions at a time where little happens.
+    fn adapt(&mut self, events: &[Event]) {
+        let bytes = events.iter().map(event_bytes).sum::<usize>();
+        if bytes > CHUNK_BYTES {
+            self.window = (self.window / 2).max(1);
+        } else if bytes < CHUNK_BYTES / 4 {
+            self.window = (self.window * 2).min(WINDOW_MAX);
+        }
+    }
+}
+
+impl Place {
+    /// Keeps what a watch that has caught up was not given yet.
+    fn keep(&self, group: GroupId, store: &Arc<Store>, through: Revision) {
+        let mut state = self.state.lock();
+        if !state.caught_up || state.next > through {
+            return;
+        }
+        let next = state.next;
+        let (mut events, reach) = state.kept.remove(&group).unwrap_or_default();
+        for (_, keys) in self.parts.iter().filter(|(part, _)| *part == group) {
+            let from = next.max(reach.next());
+            match store.events(keys, from, through, self.prev_kv) {
+                Ok(more) => events.extend(more),
+                Err(_) => {
+                    state.caught_up = false;
+                    return;
+                }
+            }
+        }
+        if events.iter().map(event_bytes).sum::<usize>() > KEPT_BYTES_MAX {
+            // Too slow: it is compared with the floor like any other.
+            state.caught_up = false;
+            state.kept.clear();
+            return;
+        }
+        state.kept.insert(group, (events, through));
+    }
+}
+
+fn event_bytes(event: &Event) -> usize {
+    let prev = event.prev_kv.as_ref().map_or(0, |kv| kv.key.len() + kv.value.len());
+    size_of::<Event>() + event.kv.key.len() + event.kv.value.len() + prev
+}
+

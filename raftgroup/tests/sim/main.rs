@@ -1,0 +1,4 @@
+//! Whole clusters in one process, on simulated disks, network and time.
+
+mod cluster;
+mod smoke;
