@@ -10,6 +10,7 @@ pub mod allocations;
 pub mod appenders;
 pub mod child;
 pub mod lines;
+pub mod nodes;
 #[cfg(feature = "peers")]
 pub mod peer;
 pub mod pods;

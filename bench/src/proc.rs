@@ -45,6 +45,12 @@ impl CpuTime {
         })
     }
 
+    /// Seconds that this process has used since.
+    pub fn own_since(&self) -> io::Result<f64> {
+        let ticks = Self::now()?.own.saturating_sub(self.own);
+        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
     /// The share of the machine (0 to 1) that others have used since.
     pub fn others_since(&self) -> io::Result<f64> {
         let now = Self::now()?;

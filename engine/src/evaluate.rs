@@ -25,8 +25,8 @@ mod tests;
 mod view;
 
 pub use check::check;
-pub use range::{join, part};
 use path::Path;
+pub use range::{join, part};
 use view::{NOW, View};
 
 /// What came of a request.

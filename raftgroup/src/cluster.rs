@@ -67,11 +67,6 @@ impl Cluster {
         news
     }
 
-    /// Whether there is one group only; not known before there is a map.
-    pub(crate) fn is_one_group(&self) -> Option<bool> {
-        self.map.as_ref().map(|map| map.is_one_group())
-    }
-
     fn record(&mut self, name: &[u8], content: Bytes) -> bool {
         match name {
             MAP => match RangeMap::decode(content).filter(RangeMap::is_sound) {

@@ -18,7 +18,9 @@ use pontoon_engine::{
     Answer, Effects, EngineError, Op, Pending, Reject, Request, Revision, Step, Store, Ticket, Txn,
     evaluate,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::runtime::watched as watch;
 
 use crate::cluster::{Cluster, ceiling_step, map_step};
 use crate::command::Command;
@@ -139,16 +141,37 @@ struct Flight {
 /// What happened elsewhere.
 enum Event {
     /// A flight was applied.
-    Applied { flight: u64, index: LogIndex },
+    Applied {
+        flight: u64,
+        index: LogIndex,
+    },
     /// A flight is certain not to have changed anything.
-    NoEffect { flight: u64 },
+    NoEffect {
+        flight: u64,
+    },
     /// Nobody knows what will become of a flight.
     Lost,
     /// A round after the epoch was learned.
-    Confirmed { epoch: Term, sequencer: NodeId, confirmed: bool },
-    Announced { epoch: Term, sequencer: NodeId, session: u64, heard: bool },
-    Granted { ask: u64, granted: Granted },
-    Reported { session: u64, revision: Revision, heard: bool },
+    Confirmed {
+        epoch: Term,
+        sequencer: NodeId,
+        confirmed: bool,
+    },
+    Announced {
+        epoch: Term,
+        sequencer: NodeId,
+        session: u64,
+        heard: bool,
+    },
+    Granted {
+        ask: u64,
+        granted: Granted,
+    },
+    Reported {
+        session: u64,
+        revision: Revision,
+        heard: bool,
+    },
 }
 
 /// A read that waits until all that is granted below it is applied.
@@ -295,9 +318,9 @@ impl<'a> Lead<'a> {
                     }
                 },
                 changed = root.changed() => if changed.is_err() {
+                    // The root replica has stopped: nothing can be led here.
+                    spent = self.term;
                     break;
-                } else {
-                    root.borrow_and_update();
                 },
                 _ = progress.changed(), if floor_waits => {},
                 count = jobs.recv_many(&mut batch, BATCH_JOBS_MAX), if self.may_evaluate() => {
@@ -611,14 +634,27 @@ impl<'a> Lead<'a> {
                 self.draining = true;
             }
             Event::Lost => return false,
-            Event::Confirmed { epoch, sequencer, confirmed } => {
+            Event::Confirmed {
+                epoch,
+                sequencer,
+                confirmed,
+            } => {
                 self.hello(epoch, sequencer, confirmed);
             }
-            Event::Announced { epoch, sequencer, session, heard } => {
+            Event::Announced {
+                epoch,
+                sequencer,
+                session,
+                heard,
+            } => {
                 self.announced(epoch, sequencer, session, heard);
             }
             Event::Granted { ask, granted } => self.granted(ask, granted).await,
-            Event::Reported { session, revision, heard } => {
+            Event::Reported {
+                session,
+                revision,
+                heard,
+            } => {
                 let Source::Sequencer(current) = &mut self.source else {
                     return true;
                 };
@@ -645,7 +681,8 @@ impl<'a> Lead<'a> {
     /// All flights have ended, some without effect: begin again with what is there.
     fn restart(&mut self) {
         for batch in std::mem::take(&mut self.asked) {
-            self.held.extend(batch.items.into_iter().map(|item| item.job));
+            self.held
+                .extend(batch.items.into_iter().map(|item| item.job));
         }
         let store = self.replica.group.store();
         self.draining = false;
@@ -670,7 +707,10 @@ impl<'a> Lead<'a> {
 
     /// The revisions that are on their way.
     fn written(&self) -> impl Iterator<Item = (Revision, Revision)> {
-        let writes = self.flights.iter().filter(|flight| flight.through.is_some());
+        let writes = self
+            .flights
+            .iter()
+            .filter(|flight| flight.through.is_some());
         writes.map(|flight| (flight.first, flight.last))
     }
 
@@ -695,7 +735,11 @@ impl<'a> Lead<'a> {
             if !confirmed {
                 tokio::time::sleep(RETRY).await;
             }
-            let _ = events.send(Event::Confirmed { epoch, sequencer, confirmed });
+            let _ = events.send(Event::Confirmed {
+                epoch,
+                sequencer,
+                confirmed,
+            });
         });
     }
 
@@ -875,7 +919,11 @@ impl<'a> Lead<'a> {
         let events = self.events.clone();
         self.node.scope.spawn(async move {
             let heard = call.await.unwrap_or(false);
-            let _ = events.send(Event::Reported { session: number, revision, heard });
+            let _ = events.send(Event::Reported {
+                session: number,
+                revision,
+                heard,
+            });
         });
     }
 
@@ -897,8 +945,12 @@ impl<'a> Lead<'a> {
     fn let_pass(&mut self) {
         let (asked, flights, base) = (&self.asked, &self.flights, &mut self.base);
         let passes = |waiting: &mut Waiting| {
-            let answered = asked.iter().all(|batch| batch.ask.is_none_or(|ask| ask > waiting.asks));
-            let applied = flights.front().is_none_or(|flight| flight.first > waiting.revision);
+            let answered = asked
+                .iter()
+                .all(|batch| batch.ask.is_none_or(|ask| ask > waiting.asks));
+            let applied = flights
+                .front()
+                .is_none_or(|flight| flight.first > waiting.revision);
             answered && applied
         };
         for waiting in self.waiting.extract_if(.., passes) {
@@ -991,8 +1043,14 @@ impl<'a> Lead<'a> {
     fn end(&mut self, leader: Option<NodeId>) {
         let leader = leader.filter(|leader| *leader != self.node.me);
         let asked = std::mem::take(&mut self.asked);
-        let jobs = asked.into_iter().flat_map(|batch| batch.items).map(|item| item.job);
-        for job in jobs.chain(self.held.drain(..)).chain(self.compactions.drain(..)) {
+        let jobs = asked
+            .into_iter()
+            .flat_map(|batch| batch.items)
+            .map(|item| item.job);
+        for job in jobs
+            .chain(self.held.drain(..))
+            .chain(self.compactions.drain(..))
+        {
             job.finish(Err(Declined::NotLeader(leader)));
         }
         if let Source::Ledger(_, sequencing) = &self.source {
@@ -1016,7 +1074,10 @@ async fn propose_and_wait(replica: &Replica, term: Term, steps: Vec<Step>) -> Op
         // Nobody waits any more: fine.
         let _ = done.send(outcome);
     });
-    replica.group.propose(term, command.to_proposal(), done).await;
+    replica
+        .group
+        .propose(term, command.to_proposal(), done)
+        .await;
     matches!(proposed.await, Ok(Proposed::Applied(_))).then_some(())
 }
 

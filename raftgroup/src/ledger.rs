@@ -9,7 +9,7 @@
 //! - What is closed stays closed: no group writes at or below its closed
 //!   revision again.
 //!
-//! The numbers of the rules are those of `docs/semantics.md`.
+//! The numbers of the rules are those of `docs/revisions.md`.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -141,10 +141,6 @@ impl Ledger {
         Revision(last.0 + AHEAD)
     }
 
-    pub(crate) fn epoch(&self) -> Term {
-        self.epoch
-    }
-
     /// The cluster was changed by this root entry (rule 15).
     pub(crate) fn changed(&mut self, index: LogIndex) {
         self.changed = self.changed.max(index);
@@ -219,6 +215,7 @@ impl Ledger {
     }
 
     /// The revision that [`Ledger::own`] would give next.
+    #[cfg(test)]
     pub(crate) fn next(&self) -> Revision {
         self.next
     }
@@ -269,7 +266,10 @@ impl Ledger {
     pub(crate) fn marks(&self) -> impl Iterator<Item = GroupMark> {
         self.books.iter().map(|(group, book)| GroupMark {
             group: *group,
-            closed: book.outstanding.front().map(|run| run.0.previous().min(self.limit())),
+            closed: book
+                .outstanding
+                .front()
+                .map(|run| run.0.previous().min(self.limit())),
             index: book.index,
         })
     }

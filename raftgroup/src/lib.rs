@@ -27,11 +27,12 @@ mod watch;
 
 pub use error::Failure;
 pub use link::{
-    CallError, Handler, Inbox, Link, Network, PeerEvent, Reply, SimCounts, SimDelivery,
-    SimNetwork, Unsent,
+    CallError, Handler, Inbox, Link, Network, PeerEvent, Plain, Reply, SimCounts, SimDelivery,
+    SimNetwork, Stream, TcpConfig, TcpNetwork, Timing as LinkTiming, Unsent, Wrap,
 };
 pub use map::{Placed, RangeMap, profile};
-pub use node::{Config, Node, NodeFailure, ReplicaStatus, Timing};
+pub use node::{Config, Node, NodeFailure, ReplicaStatus};
 pub use position::{GroupId, LogIndex, NodeId, Term};
+pub use raft::Timing;
 pub use runtime::Scope;
 pub use watch::{Delivery, Watch, WatchStream};

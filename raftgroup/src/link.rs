@@ -29,11 +29,16 @@ use crate::codec::{Wire, wire};
 use crate::position::NodeId;
 use crate::runtime::Scope;
 
+mod frame;
+mod handshake;
 mod network;
+mod outbox;
 mod sim;
+mod tcp;
 
 pub use network::{Inbox, Network, Unsent};
 pub use sim::{SimCounts, SimDelivery, SimNetwork};
+pub use tcp::{Plain, Stream, TcpConfig, TcpNetwork, Wrap};
 
 /// What a node does with what others send to it. Nothing here may block.
 pub trait Handler: Send + Sync + 'static {

@@ -141,6 +141,17 @@ impl RangeMap {
         groups
     }
 
+    /// The group that has all keys of a request, if there is one.
+    #[must_use]
+    pub fn one_group_of(&self, request: &Request) -> Option<GroupId> {
+        if let Request::Put(put) = request {
+            return Some(self.group_of(&put.key));
+        }
+        let mut groups = self.groups_of(request).into_iter();
+        let one = groups.next();
+        one.filter(|_| groups.next().is_none())
+    }
+
     fn place(&self, key: &[u8]) -> usize {
         self.ranges.partition_point(|range| range.start <= key) - 1
     }

@@ -4,7 +4,7 @@
 //! entry, and its node the root entry, that came with it; then what it shows
 //! at that revision never changes. What it has passed never goes back.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use pontoon_engine::Revision;
 
@@ -82,11 +82,6 @@ impl Told {
             place.add(closed, marks.root);
         }
         true
-    }
-
-    /// Groups of which something was told.
-    pub(crate) fn groups(&self) -> BTreeSet<GroupId> {
-        self.places.keys().copied().collect()
     }
 
     /// What the replica of `group` here has passed, now that it has applied

@@ -16,7 +16,9 @@ use parking_lot::{Mutex, RwLock};
 use pontoon_engine::{Answer, ContentHash, Range, RangeAnswer, Request, Revision, Step, Store};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::{Clock, Wal, WalError};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+
+use crate::runtime::watched as watch;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
@@ -28,7 +30,7 @@ use crate::map::RangeMap;
 use crate::marks::Told;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Group, GroupConfig, GroupFailure, Peers, RaftTiming};
+use crate::raft::{Group, GroupConfig, GroupFailure, Peers, Timing};
 use crate::read::ReadPoints;
 use crate::replica::{Follow, Replica};
 use crate::rounds::Rounds;
@@ -61,6 +63,8 @@ pub struct Config {
     pub recent_bytes_max: usize,
     /// Log entries of a group that are kept for slow followers.
     pub log_entries_kept: u64,
+    /// Bytes of applied entries of a group that start a checkpoint.
+    pub log_bytes_max: u64,
     /// Size of a segment of the log.
     pub segment_bytes: u32,
     /// After how much silence a group's timers rest.
@@ -88,29 +92,9 @@ impl Config {
             dirty_bytes_max: 256 << 20,
             recent_bytes_max: 64 << 20,
             log_entries_kept: 10_000,
+            log_bytes_max: 256 << 20,
             segment_bytes: 32 << 20,
             quiet_after: Duration::from_secs(5),
-        }
-    }
-}
-
-/// Heartbeats and elections, as measured by this node's clock.
-#[derive(Clone, Copy, Debug)]
-pub struct Timing {
-    /// Between two signs of life of a leader.
-    pub heartbeat: Duration,
-    /// Silence after which a follower may stand for election.
-    pub election_min: Duration,
-    /// Silence after which it does.
-    pub election_max: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        Self {
-            heartbeat: Duration::from_millis(200),
-            election_min: Duration::from_millis(1000),
-            election_max: Duration::from_millis(1500),
         }
     }
 }
@@ -176,7 +160,8 @@ impl Node {
         network: Arc<dyn Network>,
         scope: Scope,
     ) -> Result<Self, NodeFailure> {
-        disk.create_dir(&config.dir.join("trees")).map_err(NodeFailure::Disk)?;
+        disk.create_dir(&config.dir.join("trees"))
+            .map_err(NodeFailure::Disk)?;
         let mut wal = pontoon_wal::Config::new(config.dir.join("wal"), config.node.0);
         wal.segment_bytes = config.segment_bytes;
         let (wal, _) = Wal::open(wal, Arc::clone(&disk), Arc::clone(&clock))?;
@@ -220,7 +205,10 @@ impl Node {
             newer
         });
         let handler = Arc::clone(&inner);
-        inner.link.start(&inner.scope, handler).map_err(NodeFailure::Network)?;
+        inner
+            .link
+            .start(&inner.scope, handler)
+            .map_err(NodeFailure::Network)?;
         inner.link.set_peers(&inner.config.members);
         inner.scope.spawn(follow_map(Arc::clone(&inner)));
         inner.scope.spawn(rest(Arc::clone(&inner)));
@@ -245,7 +233,9 @@ impl Node {
         within: Duration,
     ) -> Result<RangeAnswer, Failure> {
         pontoon_engine::check(&Request::Range(range.clone()), self.0.txn_ops_max)?;
-        self.0.read_serializable(range, Instant::now() + within).await
+        self.0
+            .read_serializable(range, Instant::now() + within)
+            .await
     }
 
     /// Forgets what can't be seen at `revision` or later; returns the newest revision.
@@ -316,6 +306,8 @@ pub struct ReplicaStatus {
     pub floor: Revision,
     /// Whether its timers rest.
     pub quiet: bool,
+    /// How often another's checkpoint became its own since it was opened.
+    pub snapshots: u64,
     /// Why it has stopped, if it has.
     pub failure: Option<String>,
 }
@@ -333,6 +325,7 @@ impl Replica {
             revision: store.revision(),
             floor: store.floor(),
             quiet: self.group.is_quiet(),
+            snapshots: self.group.counts().snapshots_installed,
             failure: self.group.failure(),
         }
     }
@@ -356,7 +349,9 @@ impl Inner {
     /// takes too long.
     pub(crate) async fn root_catches_up(&self, index: LogIndex) -> bool {
         let applied = self.root().group.wait_applied(index);
-        tokio::time::timeout(self.timing.call, applied).await.is_ok()
+        tokio::time::timeout(self.timing.call, applied)
+            .await
+            .is_ok()
     }
 
     pub(crate) fn replica(&self, group: GroupId) -> Option<Arc<Replica>> {
@@ -447,7 +442,8 @@ impl Inner {
             }
             return;
         }
-        self.cluster.send_if_modified(|cluster| cluster.follow(index, steps));
+        self.cluster
+            .send_if_modified(|cluster| cluster.follow(index, steps));
     }
 
     async fn open_replica(
@@ -457,7 +453,6 @@ impl Inner {
     ) -> Result<Arc<Replica>, NodeFailure> {
         let failed = |error: GroupFailure| NodeFailure::Group(group, error.to_string());
         let groups = self.config.splits.len() + 1;
-        let timing = self.config.timing;
         let config = GroupConfig {
             node: self.me,
             group,
@@ -465,14 +460,11 @@ impl Inner {
             store: pontoon_engine::Config {
                 store: self.config.cluster.wrapping_add(u128::from(group.0)),
                 dirty_bytes_max: self.dirty_bytes_max / 2,
+                log_bytes_max: self.config.log_bytes_max,
                 recent_bytes_max: (self.config.recent_bytes_max / groups).max(1 << 20),
                 ..pontoon_engine::Config::default()
             },
-            timing: RaftTiming {
-                heartbeat: timing.heartbeat,
-                election_min: timing.election_min,
-                election_max: timing.election_max,
-            },
+            timing: self.config.timing,
             log_entries_kept: self.config.log_entries_kept,
             snapshot_window: 4,
         };
@@ -492,7 +484,14 @@ impl Inner {
         let (jobs, queue) = mpsc::channel(self.config.queue_jobs_max);
         let (barriers, waiting) = mpsc::unbounded_channel();
         let rounds = Rounds::new(Arc::clone(&group_handle), self.scope.clone());
-        let replica = Arc::new(Replica::new(group, group_handle, rounds, follow, jobs, barriers));
+        let replica = Arc::new(Replica::new(
+            group,
+            group_handle,
+            rounds,
+            follow,
+            jobs,
+            barriers,
+        ));
         if group.is_root() {
             let _ = self.root.set(Arc::clone(&replica));
         }
@@ -545,7 +544,11 @@ async fn rest(node: Arc<Inner>) {
                 term: group.leadership().borrow().term,
                 index,
             };
-            for member in group.members().into_iter().filter(|member| *member != node.me) {
+            for member in group
+                .members()
+                .into_iter()
+                .filter(|member| *member != node.me)
+            {
                 // One that doesn't hear it will call for an election and be heard.
                 let _ = node.link.tell(member, quiet.encode());
             }

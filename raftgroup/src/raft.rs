@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::runtime::watched as watch;
 use bytes::Bytes;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{ClientWriteError, InitializeError, RaftError};
@@ -21,7 +22,6 @@ use openraft::{ReadPolicy, ServerState, SnapshotPolicy};
 use pontoon_engine::{EngineError, Revision, Step, Store};
 use pontoon_wal::Wal;
 use pontoon_wal::disk::Disk;
-use tokio::sync::watch;
 
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::runtime::Scope;
@@ -31,6 +31,7 @@ mod log;
 mod machine;
 mod message;
 mod peers;
+mod probe;
 mod receive;
 mod record;
 mod snapshot;
@@ -40,12 +41,14 @@ mod types;
 mod watch_over;
 
 pub(crate) use peers::Peers;
+#[allow(unused_imports, reason = "for those who encode proposals")]
 pub(crate) use record::ROOM_BYTES;
 
 use failure::Failure;
 use log::GroupLog;
 use machine::{Replica, StateMachine};
 use peers::Links;
+use probe::Probe;
 use receive::Lanes;
 use snapshot::Incoming;
 use types::{Reply, Types};
@@ -81,18 +84,32 @@ pub(crate) struct GroupConfig {
     /// Of the tree file.
     pub(crate) path: PathBuf,
     pub(crate) store: pontoon_engine::Config,
-    pub(crate) timing: RaftTiming,
+    pub(crate) timing: Timing,
     /// Entries that are kept for slow followers, though the store needs them no more.
     pub(crate) log_entries_kept: u64,
     /// Pieces of a snapshot that are under way at most.
     pub(crate) snapshot_window: usize,
 }
 
+/// Heartbeats and elections, as measured by this node's clock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RaftTiming {
-    pub(crate) heartbeat: Duration,
-    pub(crate) election_min: Duration,
-    pub(crate) election_max: Duration,
+pub struct Timing {
+    /// Between two signs of life of a leader.
+    pub heartbeat: Duration,
+    /// Silence after which a follower may stand for election.
+    pub election_min: Duration,
+    /// Silence after which it does.
+    pub election_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(200),
+            election_min: Duration::from_millis(1000),
+            election_max: Duration::from_millis(1500),
+        }
+    }
 }
 
 /// Who leads, as far as this replica knows.
@@ -156,7 +173,7 @@ pub(crate) struct Group {
     log: GroupLog,
     scope: Scope,
     leadership: watch::Receiver<Leadership>,
-    quiet: watch::Sender<bool>,
+    probe: Arc<Probe>,
     /// Proposals that have not been heard of yet.
     proposals: watch::Sender<usize>,
     lanes: Lanes,
@@ -185,12 +202,14 @@ impl Group {
             failure,
         )?;
         check_reach(&log, &replica)?;
+        let probe = Arc::new(Probe::new(config.timing.election_max));
         let links = Links {
             peers,
             group: config.group,
             store: store_id,
             append_within: config.timing.election_min,
             window: config.snapshot_window,
+            probe: Arc::clone(&probe),
         };
         let raft = Raft::new(
             config.node.0,
@@ -200,15 +219,11 @@ impl Group {
             StateMachine(Arc::clone(&replica)),
         );
         let raft = scope.enter(raft).await.map_err(stopped)?;
+        probe.observe(raft.data_metrics());
         // The core answers once it runs, and then its metrics are there.
         raft.is_initialized().await.map_err(stopped)?;
-        let leadership = watch_over::start(
-            scope,
-            config.node,
-            &raft,
-            &replica,
-            config.log_entries_kept,
-        );
+        let leadership =
+            watch_over::start(scope, config.node, &raft, &replica, config.log_entries_kept);
         Ok(Arc::new(Self {
             node: config.node,
             store_id,
@@ -217,7 +232,7 @@ impl Group {
             log,
             scope: scope.clone(),
             leadership,
-            quiet: watch::Sender::new(false),
+            probe,
             proposals: watch::Sender::new(0),
             lanes: Lanes::default(),
             incoming: Incoming::default(),
@@ -248,6 +263,16 @@ impl Group {
     /// Who leads.
     pub(crate) fn leadership(&self) -> watch::Receiver<Leadership> {
         self.leadership.clone()
+    }
+
+    /// Who leads, as far as this replica knows.
+    pub(crate) fn leader(&self) -> Option<NodeId> {
+        self.leadership.borrow().leader
+    }
+
+    /// What the store has applied now.
+    pub(crate) fn applied_index(&self) -> LogIndex {
+        self.replica.applied_index()
     }
 
     /// What the store has applied.
@@ -313,17 +338,11 @@ impl Group {
         let _ = self.raft.trigger().transfer_leader(to.0).await;
     }
 
-    /// Stands for election now, if others would vote for it.
-    pub(crate) async fn elect(&self) {
-        // A replica that has stopped can't be elected.
-        let _ = self.raft.trigger().elect(true).await;
-    }
-
     /// Turns the timers off, or on again. A leader is heard by a quorum before
     /// it has timers again, so that it doesn't find itself out of time.
     pub(crate) fn set_quiet(self: &Arc<Self>, quiet: bool) {
         if quiet {
-            self.quiet.send_replace(true);
+            self.probe.quiet.send_replace(true);
             self.raft.runtime_config().tick(false);
         } else if self.is_quiet() {
             match self.leads() {
@@ -331,19 +350,19 @@ impl Group {
                     let group = Arc::clone(self);
                     self.scope.spawn(async move { group.wake().await });
                 }
-                false => wake(&self.raft, &self.quiet),
+                false => wake(&self.raft, &self.probe),
             }
         }
     }
 
     pub(crate) fn is_quiet(&self) -> bool {
-        *self.quiet.borrow()
+        *self.probe.quiet.borrow()
     }
 
     async fn wake(&self) {
         // A leader that no quorum hears needs its timers all the more.
         let _ = self.confirm().await;
-        wake(&self.raft, &self.quiet);
+        wake(&self.raft, &self.probe);
     }
 
     /// The last position, if this node leads and every member has all of the log.
@@ -405,8 +424,8 @@ impl Group {
 }
 
 /// Gives a replica its timers back.
-fn wake(raft: &Raft, quiet: &watch::Sender<bool>) {
-    quiet.send_replace(false);
+fn wake(raft: &Raft, probe: &Probe) {
+    probe.woken();
     raft.runtime_config().tick(true);
 }
 
@@ -428,7 +447,7 @@ fn stopped(reason: impl std::fmt::Display) -> GroupFailure {
     GroupFailure::Stopped(reason.to_string())
 }
 
-fn openraft_config(timing: &RaftTiming) -> Result<openraft::Config, GroupFailure> {
+fn openraft_config(timing: &Timing) -> Result<openraft::Config, GroupFailure> {
     let millis = |duration: Duration| duration.as_millis() as u64;
     let config = openraft::Config {
         cluster_name: String::new(),
@@ -445,12 +464,12 @@ fn openraft_config(timing: &RaftTiming) -> Result<openraft::Config, GroupFailure
         notification_channel_size: Some(QUEUE_REQUESTS_MAX),
         state_machine_channel_size: Some(QUEUE_REQUESTS_MAX),
         enable_pre_vote: Some(true),
-        // A node that restarts is a new leader with a new term, or none: what
-        // it had evaluated is gone.
+        // A leader that restarts must not go on in its term: others may have
+        // entries of it that its own disk had not kept yet, and it would put
+        // different ones in their place.
         enable_leader_restore: Some(false),
-        // Without it, three nodes of which two hear each other only through
-        // the third may never elect again.
-        quorum_loss_probe_interval: Some(2 * millis(timing.election_max)),
+        // The probe does what it would do.
+        quorum_loss_probe_interval: None,
         ..openraft::Config::default()
     };
     config

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use pontoon_engine::{
     Answer, EngineError, KeyRange, Pending, Range, RangeAnswer, Reject, Revision, evaluate, join,
     part, range,
 };
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -39,7 +39,8 @@ impl Inner {
         };
         if start {
             let node = Arc::clone(self);
-            self.scope.spawn(async move { node.ask_for_read_points().await });
+            self.scope
+                .spawn(async move { node.ask_for_read_points().await });
         }
         point.await.ok().flatten()
     }
@@ -57,7 +58,9 @@ impl Inner {
             let point = match self.sequencer() {
                 Some((epoch, sequencer)) => {
                     let question = Message::ReadPoint { epoch };
-                    self.call(sequencer, &question, self.timing.call).await.unwrap_or(None)
+                    self.call(sequencer, &question, self.timing.call)
+                        .await
+                        .unwrap_or(None)
                 }
                 None => None,
             };
@@ -104,7 +107,14 @@ impl Inner {
                 let mut pending = Pending::new();
                 pending.raise_floor(floor);
                 let leases = |_| false;
-                match evaluate(&store, &pending, revision, revision.next(), &leases, request) {
+                match evaluate(
+                    &store,
+                    &pending,
+                    revision,
+                    revision.next(),
+                    &leases,
+                    request,
+                ) {
                     Ok(evaluated) if evaluated.effects.is_empty() => Ok(evaluated.answer),
                     Ok(_) => return None,
                     Err(error) => Err(error),
@@ -218,7 +228,7 @@ impl Inner {
         // A member that lags behind what it has told waits a little for itself.
         let patience = (Instant::now() + self.timing.call).min(deadline);
         loop {
-            progress.borrow_and_update();
+            progress.mark_unchanged();
             match self.read_here(wanted, &parts)? {
                 Some(answer) => return Ok(answer),
                 None => {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -96,7 +96,7 @@ impl Replica {
     }
 
     pub(crate) fn applied(&self) -> LogIndex {
-        *self.group.applied().borrow()
+        self.group.applied_index()
     }
 }
 
@@ -108,7 +108,6 @@ pub(crate) struct Follow {
     refused: AtomicBool,
     /// Entries that had no effect, until their proposer asks.
     without_effect: Mutex<BTreeSet<LogIndex>>,
-    pub(crate) watchers: OnceLock<()>,
 }
 
 /// Entries without effect that are remembered; they are proposed by this
@@ -122,7 +121,6 @@ impl Follow {
             node,
             refused: AtomicBool::new(false),
             without_effect: Mutex::default(),
-            watchers: OnceLock::new(),
         })
     }
 

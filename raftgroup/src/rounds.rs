@@ -62,10 +62,6 @@ impl Rounds {
                 std::mem::take(&mut gathering.waiting)
             };
             let answer = self.group.confirm().await;
-            // Its followers were woken by the round and count on this leader.
-            if answer.is_ok() && self.group.is_quiet() {
-                self.group.set_quiet(false);
-            }
             for waiter in waiting {
                 // Nobody waits any more: fine.
                 let _ = waiter.send(answer);

@@ -33,12 +33,10 @@ impl Inner {
             return self.read(range, deadline).await.map(Answer::Range);
         }
         let map = self.map_known(deadline).await?;
-        let groups = map.groups_of(&request);
-        let mut groups = groups.into_iter();
-        let (Some(group), None) = (groups.next(), groups.next()) else {
-            return Err(Failure::ManyRanges);
-        };
-        let done = self.work(group, map.version, Work::Request(request), deadline).await?;
+        let group = map.one_group_of(&request).ok_or(Failure::ManyRanges)?;
+        let done = self
+            .work(group, map.version, Work::Request(request), deadline)
+            .await?;
         match done.answer {
             Answered::Answer(answer) => Ok(answer),
             Answered::Compacted(_) => Err(Failure::TimedOut),
@@ -69,7 +67,9 @@ impl Inner {
                 }
             }
             let work = Work::Compact { revision };
-            let done = self.work(GroupId::ROOT, map.version, work, deadline).await?;
+            let done = self
+                .work(GroupId::ROOT, map.version, work, deadline)
+                .await?;
             return match done.answer {
                 Answered::Compacted(newest) => Ok(newest),
                 Answered::Answer(_) => Err(Failure::TimedOut),
@@ -89,7 +89,7 @@ impl Inner {
         let mut hint = None;
         loop {
             let replica = self.replica(group);
-            let known = replica.as_ref().and_then(|replica| replica.group.leadership().borrow().leader);
+            let known = replica.as_ref().and_then(|replica| replica.group.leader());
             let outcome = match (hint.take().or(known), &replica) {
                 (Some(leader), Some(replica)) if leader == self.me => {
                     self.work_here(replica, work.clone(), deadline).await
@@ -148,8 +148,10 @@ impl Inner {
     /// Answers after the replica here has it too, so that the client finds it
     /// here (rule 16).
     async fn acknowledge(&self, replica: &Replica, done: &Done, deadline: Instant) {
-        // If it takes too long: it is done all the same, and reads here wait.
-        let _ = tokio::time::timeout_at(deadline, replica.group.wait_applied(done.index)).await;
+        if replica.applied() < done.index {
+            // If it takes too long: it is done all the same, and reads here wait.
+            let _ = tokio::time::timeout_at(deadline, replica.group.wait_applied(done.index)).await;
+        }
         replica.answered(match &done.answer {
             Answered::Compacted(revision) => *revision,
             Answered::Answer(answer) => revision_of(answer),
@@ -174,10 +176,13 @@ impl Inner {
 
     /// The range map, as soon as there is one.
     pub(crate) async fn map_known(&self, deadline: Instant) -> Result<Arc<RangeMap>, Failure> {
+        if let Some(map) = &self.cluster.borrow().map {
+            return Ok(Arc::clone(map));
+        }
         let mut cluster = self.cluster.subscribe();
         let known = cluster.wait_for(|cluster| cluster.map.is_some());
         match tokio::time::timeout_at(deadline, known).await {
-            Ok(Ok(cluster)) => cluster.map.clone().ok_or(Failure::Stopped),
+            Ok(Ok(())) => cluster.borrow().map.clone().ok_or(Failure::Stopped),
             Ok(Err(_)) => Err(Failure::Stopped),
             Err(_) => Err(Failure::NoLeader),
         }

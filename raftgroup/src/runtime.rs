@@ -17,6 +17,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::task::{AbortHandle, JoinHandle};
 
+pub(crate) mod watched;
+
 tokio::task_local! {
     static CURRENT: Scope;
 }
@@ -103,7 +105,7 @@ impl AsyncRuntime for Runtime {
         <TokioRuntime as AsyncRuntime>::Timeout<R, T>;
     type ThreadLocalRng = SmallRng;
     type Mpsc = <TokioRuntime as AsyncRuntime>::Mpsc;
-    type Watch = <TokioRuntime as AsyncRuntime>::Watch;
+    type Watch = watched::Watched;
     type Oneshot = <TokioRuntime as AsyncRuntime>::Oneshot;
     type Mutex<T: OptionalSend + 'static> = <TokioRuntime as AsyncRuntime>::Mutex<T>;
 

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pontoon_engine::Revision;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
+
+use crate::runtime::watched as watch;
 use tokio::task::AbortHandle;
 
 use crate::cluster::ceiling_step;
@@ -94,7 +96,10 @@ impl Sequencing {
             task.abort();
         }
         let mut current = desk.node.sequencing.lock();
-        if current.as_ref().is_some_and(|other| Arc::ptr_eq(&other.0, desk)) {
+        if current
+            .as_ref()
+            .is_some_and(|other| Arc::ptr_eq(&other.0, desk))
+        {
             *current = None;
         }
     }
@@ -213,7 +218,10 @@ async fn raise_ceiling(desk: &Arc<Desk>) {
         }
         at_desk.raised.notify_one();
     });
-    desk.replica.group.propose(desk.term, command.to_proposal(), done).await;
+    desk.replica
+        .group
+        .propose(desk.term, command.to_proposal(), done)
+        .await;
 }
 
 /// Before a member that didn't answer is told again.
@@ -227,7 +235,7 @@ async fn tell(desk: Arc<Desk>, member: NodeId) {
     let mut told: BTreeMap<GroupId, GroupMark> = BTreeMap::new();
     let mut told_open = Revision(0);
     loop {
-        news.borrow_and_update();
+        news.mark_unchanged();
         let root = desk.replica.applied();
         let (open, all): (_, Vec<_>) = {
             let ledger = desk.ledger.lock();
@@ -251,7 +259,11 @@ async fn tell(desk: Arc<Desk>, member: NodeId) {
             open,
             groups,
         });
-        let heard: Heard = desk.node.call(member, &marks, desk.node.timing.call).await.unwrap_or(false);
+        let heard: Heard = desk
+            .node
+            .call(member, &marks, desk.node.timing.call)
+            .await
+            .unwrap_or(false);
         if heard {
             sequence += 1;
             told = all.into_iter().map(|mark| (mark.group, mark)).collect();

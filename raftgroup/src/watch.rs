@@ -125,7 +125,7 @@ impl WatchStream {
     pub async fn next(&mut self) -> Option<Delivery> {
         let mut progress = self.node.progress.subscribe();
         loop {
-            progress.borrow_and_update();
+            progress.mark_unchanged();
             self.take_place();
             let mut applied = None;
             if let Some(place) = self.place.clone()
@@ -137,7 +137,7 @@ impl WatchStream {
                     _ => None,
                 };
                 if let Some(applied) = &mut applied {
-                    applied.borrow_and_update();
+                    applied.mark_unchanged();
                 }
                 match self.look(&place, &replicas) {
                     Looked::Found(delivery) => return Some(delivery),
@@ -193,7 +193,10 @@ impl WatchStream {
     }
 
     fn replicas(&self, place: &Place) -> Option<Vec<Arc<Replica>>> {
-        let replicas = place.parts.iter().map(|(group, _)| self.node.replica(*group));
+        let replicas = place
+            .parts
+            .iter()
+            .map(|(group, _)| self.node.replica(*group));
         replicas.collect()
     }
 
@@ -219,7 +222,8 @@ impl WatchStream {
         for (replica, (group, keys)) in replicas.iter().zip(&place.parts) {
             let mut from = state.next;
             if let Some((kept, reach)) = state.kept.get_mut(group) {
-                while let Some(event) = kept.pop_front_if(|event| event.change.revision <= through) {
+                while let Some(event) = kept.pop_front_if(|event| event.change.revision <= through)
+                {
                     events.push(event);
                 }
                 from = from.max(reach.next());
@@ -306,7 +310,9 @@ impl Place {
 }
 
 fn event_bytes(event: &Event) -> usize {
-    let prev = event.prev_kv.as_ref().map_or(0, |kv| kv.key.len() + kv.value.len());
+    let prev = event
+        .prev_kv
+        .as_ref()
+        .map_or(0, |kv| kv.key.len() + kv.value.len());
     size_of::<Event>() + event.kv.key.len() + event.kv.value.len() + prev
 }
-

@@ -23,7 +23,9 @@ use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use parking_lot::Mutex;
 use pontoon_engine::{Applied, EngineError, Entry, Install, Step, Store};
 use pontoon_wal::disk::Disk;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::runtime::watched as watch;
 
 use crate::codec::Wire;
 use crate::position::{GroupId, LogIndex, Term};
@@ -125,6 +127,10 @@ impl Replica {
     /// The store, and which one it is by then.
     pub(crate) fn stores(&self) -> watch::Receiver<Arc<Store>> {
         self.stores.subscribe()
+    }
+
+    pub(crate) fn applied_index(&self) -> LogIndex {
+        *self.applied.borrow()
     }
 
     pub(crate) fn applied(&self) -> watch::Receiver<LogIndex> {
@@ -363,9 +369,7 @@ impl RaftStateMachine<Types> for StateMachine {
         installed.map_err(|reason| self.0.failed("installing a snapshot", reason))
     }
 
-    async fn get_current_snapshot(
-        &mut self,
-    ) -> Result<Option<Snapshot>, io::Error> {
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
         let store = self.0.store();
         if store.checkpoints().borrow().index == 0 {
             return Ok(None);
@@ -387,9 +391,7 @@ pub(crate) struct Checkpointed(Arc<Replica>);
 impl RaftSnapshotBuilder<Types> for Checkpointed {
     type SnapshotData = SnapshotData;
 
-    async fn build_snapshot(
-        &mut self,
-    ) -> Result<Snapshot, io::Error> {
+    async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
         let applied = *self.0.store().checkpoints().borrow();
         Ok(Snapshot {
             meta: self.0.meta(applied),

@@ -21,11 +21,13 @@ use openraft::raft::{
     TransferLeaderResponse, VoteRequest, VoteResponse,
 };
 use openraft::{AnyError, OptionalSend, RaftNetworkFactory, RaftNetworkV2};
+use tokio::time::Instant;
 
 use crate::codec::Wire;
 use crate::position::{GroupId, NodeId};
 use crate::raft::machine::{Snapshot, SnapshotData};
 use crate::raft::message::{self, Answer, Ballot, Request};
+use crate::raft::probe::Probe;
 use crate::raft::snapshot;
 use crate::raft::types::{AppendRequest, Types, Vote};
 
@@ -60,6 +62,7 @@ pub(crate) struct Links {
     pub(crate) append_within: Duration,
     /// Pieces of a snapshot that are under way at most.
     pub(crate) window: usize,
+    pub(crate) probe: Arc<Probe>,
 }
 
 impl RaftNetworkFactory<Types> for Links {
@@ -69,6 +72,7 @@ impl RaftNetworkFactory<Types> for Links {
         Link {
             links: self.clone(),
             to: NodeId(target),
+            since: Instant::now(),
         }
     }
 }
@@ -77,6 +81,8 @@ impl RaftNetworkFactory<Types> for Links {
 pub(crate) struct Link {
     links: Links,
     to: NodeId,
+    /// A leader has its own links from its election on.
+    since: Instant,
 }
 
 type AppendResult = Result<StreamAppendResult<Types>, RPCError<Types>>;
@@ -102,6 +108,10 @@ impl Link {
     }
 
     fn append(&self, request: &AppendRequest) -> BoxFuture<'static, AppendResult> {
+        if request.entries.is_empty() && !self.links.probe.allows(self.since) {
+            let silent = unreachable("a leader without a quorum keeps silent");
+            return Box::pin(ready(Err(silent.into())));
+        }
         let previous = request.prev_log_id;
         let last = request.entries.last().map(|entry| entry.log_id);
         let answer = self.ask(&Request::append(request), self.links.append_within);

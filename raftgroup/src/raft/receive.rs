@@ -13,11 +13,12 @@ use futures_util::stream::FuturesOrdered;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest, VoteRequest};
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use crate::codec::Wire;
 use crate::position::NodeId;
 use crate::raft::message::{self, Answer, Ballot, Request};
+use crate::raft::probe::Probe;
 use crate::raft::types::{AppendRequest, SnapshotMeta, Types, Vote};
 use crate::raft::{Group, Raft, wake};
 
@@ -110,8 +111,8 @@ impl Group {
         // The other end is right here.
         let _ = lane.send(append);
         lanes.insert(from, lane);
-        let (raft, quiet) = (self.raft.clone(), self.quiet.clone());
-        self.scope.spawn(append_in_order(raft, quiet, appends));
+        let (raft, probe) = (self.raft.clone(), Arc::clone(&self.probe));
+        self.scope.spawn(append_in_order(raft, probe, appends));
     }
 
     /// Our vote, if it is above that of a sender, who then has lost its place.
@@ -136,7 +137,7 @@ impl Group {
                 let request = TransferLeaderRequest::new(vote, to, last);
                 let response = self.raft.handle_transfer_leader(request).await;
                 response.map_err(text)?.map_err(text)?;
-                wake(&self.raft, &self.quiet);
+                wake(&self.raft, &self.probe);
                 Ok(Answer::Taken)
             }
             Request::SnapshotEnd { id, pieces } => {
@@ -154,7 +155,7 @@ impl Group {
 /// Hands appends to openraft as they come, and its answers back in order.
 async fn append_in_order(
     raft: Raft,
-    quiet: watch::Sender<bool>,
+    probe: Arc<Probe>,
     mut appends: mpsc::UnboundedReceiver<Append>,
 ) {
     let mut under_way = FuturesOrdered::new();
@@ -182,8 +183,8 @@ async fn append_in_order(
                 reply(answer.encode());
                 // Only now that the leader was heard: with its timers before
                 // that, this replica would have stood for election.
-                if wakes && *quiet.borrow() {
-                    wake(&raft, &quiet);
+                if wakes && *probe.quiet.borrow() {
+                    wake(&raft, &probe);
                 }
             }
         }

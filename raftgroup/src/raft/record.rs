@@ -38,9 +38,7 @@ pub(crate) fn of_entry(entry: &LogEntry) -> Bytes {
     let term = entry.log_id.leader_id.term;
     match &entry.payload {
         EntryPayload::Blank => seal(Bytes::new(), Kind::Blank, term),
-        EntryPayload::Membership(membership) => {
-            seal(membership.encode(), Kind::Membership, term)
-        }
+        EntryPayload::Membership(membership) => seal(membership.encode(), Kind::Membership, term),
         EntryPayload::Normal(command) => {
             assert_eq!(
                 self::term(&command.0),

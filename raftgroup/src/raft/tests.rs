@@ -16,15 +16,13 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use pontoon_engine::{Revision, Step, Store};
 use pontoon_wal::Wal;
-use pontoon_wal::disk::sim::{Rng, SimClock, SimDisk};
 use pontoon_wal::disk::Disk;
+use pontoon_wal::disk::sim::{Rng, SimClock, SimDisk};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{
-    Group, GroupConfig, Machine, Peers, Proposed, RaftTiming,
-};
+use crate::raft::{Group, GroupConfig, Machine, Peers, Proposed, Timing};
 use crate::runtime::Scope;
 
 pub(crate) const GROUP: GroupId = GroupId(5);
@@ -48,7 +46,7 @@ pub(crate) struct Notebook {
 }
 
 impl Machine for Notebook {
-    fn steps(&self, _: Term, command: Bytes) -> Result<Vec<Step>, String> {
+    fn steps(&self, _: &Arc<Store>, _: Term, command: Bytes) -> Result<Vec<Step>, String> {
         if command == "poison" {
             return Err("it is poison".to_owned());
         }
@@ -86,7 +84,7 @@ pub(crate) fn group_config(node: u64, path: &Path) -> GroupConfig {
             log_bytes_max: 20 << 10,
             recent_bytes_max: 64 << 10,
         },
-        timing: RaftTiming {
+        timing: Timing {
             heartbeat: Duration::from_millis(100),
             election_min: Duration::from_millis(400),
             election_max: Duration::from_millis(800),
@@ -221,7 +219,7 @@ impl Peers for NetOf {
             tokio::spawn(net.clone().deliver(*from, to, messages));
             lane
         });
-        lane.send(message).ok().expect("the lane is never closed");
+        assert!(lane.send(message).is_ok(), "the lane is never closed");
         Box::pin(async move {
             match timeout(within, answered).await {
                 Ok(Ok(answer)) => Ok(answer),
@@ -267,7 +265,12 @@ impl Cluster {
             node.group.initialize(&members).await.unwrap();
         }
         cluster.converge().await;
-        assert!(cluster.nodes.values().all(|node| node.group.is_initialized()));
+        assert!(
+            cluster
+                .nodes
+                .values()
+                .all(|node| node.group.is_initialized())
+        );
         cluster
     }
 
@@ -316,14 +319,18 @@ impl Cluster {
         Arc::clone(&self.nodes[&id].group)
     }
 
-    /// Waits for a leader among `ids` that may propose.
+    /// Waits for a leader among `ids` that may propose, and takes the latest
+    /// of those who think that they do.
     pub(crate) async fn leader_of(&self, ids: &[u64]) -> (u64, Term) {
         loop {
-            for id in ids {
-                let leadership = *self.nodes[id].group.leadership().borrow();
-                if leadership.ready {
-                    return (*id, leadership.term);
-                }
+            let leaderships = ids
+                .iter()
+                .map(|id| (*id, *self.group(*id).leadership().borrow()));
+            let latest = leaderships
+                .filter(|(_, leadership)| leadership.ready)
+                .max_by_key(|(_, leadership)| leadership.term);
+            if let Some((id, leadership)) = latest {
+                return (id, leadership.term);
             }
             sleep(Duration::from_millis(5)).await;
         }
@@ -348,19 +355,26 @@ impl Cluster {
 
     /// Waits until all have applied the same, and checks that it is the same.
     pub(crate) async fn converge(&self) -> LogIndex {
-        let (leader, _) = self.leader().await;
         let index = loop {
+            let (leader, _) = self.leader().await;
             if let Ok(index) = self.group(leader).confirm().await {
                 break index;
             }
+            // It was one that had not heard of the next.
+            sleep(Duration::from_millis(20)).await;
         };
         let mut states = Vec::new();
         for node in self.nodes.values() {
             let applied = timeout(Duration::from_secs(60), node.group.wait_applied(index)).await;
-            applied.unwrap_or_else(|_| panic!("node {} is behind: {:?}", node.id, node.group.counts()));
+            applied.unwrap_or_else(|_| {
+                panic!("node {} is behind: {:?}", node.id, node.group.counts())
+            });
             states.push(node.group.store().applied_hash().unwrap());
         }
-        assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{states:?}");
+        assert!(
+            states.windows(2).all(|pair| pair[0] == pair[1]),
+            "{states:?}"
+        );
         index
     }
 }

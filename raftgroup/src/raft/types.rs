@@ -6,9 +6,9 @@
 use std::fmt;
 
 use bytes::Bytes;
-use openraft::type_config::alias::{EntryOf, LogIdOf, SnapshotMetaOf, StoredMembershipOf, VoteOf};
 use openraft::impls::{EmptyNode, InlineBatch, leader_id_std};
 use openraft::raft::responder::Responder;
+use openraft::type_config::alias::{EntryOf, LogIdOf, SnapshotMetaOf, StoredMembershipOf, VoteOf};
 use openraft::vote::RaftLeaderId;
 use openraft::{AnyError, EntryPayload, OptionalSend, RaftTypeConfig};
 

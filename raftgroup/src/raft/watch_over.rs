@@ -7,9 +7,8 @@
 
 use std::sync::Arc;
 
-use openraft::async_runtime::watch::WatchReceiver;
+use crate::runtime::watched as watch;
 use pontoon_engine::Store;
-use tokio::sync::watch;
 
 use crate::position::{NodeId, Term};
 use crate::raft::machine::Replica;
@@ -23,13 +22,9 @@ pub(crate) fn start(
     replica: &Arc<Replica>,
     log_entries_kept: u64,
 ) -> watch::Receiver<Leadership> {
-    let (says, leadership) = watch::channel(Leadership::default());
-    scope.spawn(say_who_leads(
-        node,
-        raft.clone(),
-        Arc::clone(replica),
-        says,
-    ));
+    let says = watch::Sender::new(Leadership::default());
+    let leadership = says.subscribe();
+    scope.spawn(say_who_leads(node, raft.clone(), Arc::clone(replica), says));
     scope.spawn(shorten_log(
         raft.clone(),
         replica.stores(),
@@ -57,7 +52,7 @@ async fn say_who_leads(
             }
         };
         let leads = now.leader == Some(node);
-        applied.borrow_and_update();
+        applied.mark_unchanged();
         let ready = leads && replica.applied_term() == now.term;
         let now = Leadership { ready, ..now };
         says.send_if_modified(|said| std::mem::replace(said, now) != now);

@@ -44,7 +44,10 @@ impl Cluster {
         });
         let mut cluster = Self {
             network: SimNetwork::new(seed),
-            splits: splits.iter().map(|key| Bytes::from_static(key.as_bytes())).collect(),
+            splits: splits
+                .iter()
+                .map(|key| Bytes::from_static(key.as_bytes()))
+                .collect(),
             members: members.collect(),
             seed,
             starts: 0,

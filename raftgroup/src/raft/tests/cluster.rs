@@ -86,7 +86,10 @@ fn a_leader_that_nobody_hears_confirms_nothing_and_its_proposal_is_unknown() {
         assert!(matches!(kept, Proposed::Applied(_)));
         cluster.net.mend(leader);
         let lost = timeout(Duration::from_secs(30), lost).await.unwrap();
-        assert!(matches!(lost.unwrap(), Proposed::Unknown | Proposed::Refused));
+        assert!(matches!(
+            lost.unwrap(),
+            Proposed::Unknown | Proposed::Refused
+        ));
         cluster.converge().await;
         assert!(group.store().record(b"kept").unwrap().is_some());
     });
@@ -106,7 +109,13 @@ fn leadership_is_handed_over_and_taken() {
         cluster.write("between").await;
         cluster.converge().await;
         // Who hears its leader doesn't get far.
-        cluster.group(leader).elect().await;
+        cluster
+            .group(leader)
+            .raft
+            .trigger()
+            .elect(true)
+            .await
+            .unwrap();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(cluster.leader().await, (next, next_term));
     });
@@ -140,7 +149,12 @@ async fn run(seed: u64) -> Vec<String> {
         for command in &acknowledged {
             let name = &command.as_bytes()[..command.len().min(40)];
             let record = store.record(name).unwrap();
-            assert_eq!(record.as_deref(), Some(command.as_bytes()), "node {}", node.id);
+            assert_eq!(
+                record.as_deref(),
+                Some(command.as_bytes()),
+                "node {}",
+                node.id
+            );
         }
         events.push(format!("{:?}", store.applied_hash().unwrap()));
     }
@@ -171,7 +185,11 @@ fn a_quiet_group_costs_no_message_and_wakes_by_a_proposal() {
             sleep(Duration::from_millis(10)).await;
         }
         let others = cluster.nodes.keys().filter(|id| **id != leader);
-        assert!(others.clone().all(|id| cluster.group(*id).settled().is_none()));
+        assert!(
+            others
+                .clone()
+                .all(|id| cluster.group(*id).settled().is_none())
+        );
         for node in cluster.nodes.values() {
             node.group.set_quiet(true);
         }

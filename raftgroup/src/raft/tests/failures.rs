@@ -9,10 +9,12 @@ use pontoon_wal::disk::Disk;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::{Cluster, Notebook, NetOf, STORE, group_config, open_wal, propose, simulate, tree_path};
+use super::{
+    Cluster, NetOf, Notebook, STORE, group_config, open_wal, propose, simulate, tree_path,
+};
 use crate::codec::Wire;
 use crate::position::NodeId;
-use crate::raft::message::{self, Answer, Request};
+use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::types::{Vote, log_id};
 use crate::raft::{Group, GroupFailure, Proposed};
 use crate::runtime::Scope;
@@ -27,10 +29,17 @@ fn a_failed_sync_stops_the_replica_with_a_reason() {
         let disk = &cluster.nodes[&leader].disk;
         disk.fail_sync_at(disk.syncs());
         let group = cluster.group(leader);
-        let lost = timeout(Duration::from_secs(10), propose(&group, term, "lost".into())).await;
+        let lost = timeout(
+            Duration::from_secs(10),
+            propose(&group, term, "lost".into()),
+        )
+        .await;
         assert_eq!(lost, Ok(Proposed::Unknown));
         let mut leadership = group.leadership();
-        leadership.wait_for(|now| now.leader.is_none()).await.unwrap();
+        leadership
+            .wait_for(|now| now.leader.is_none())
+            .await
+            .unwrap();
         let reason = group.failure().unwrap();
         assert!(reason.contains("the log of group 5"), "{reason}");
         // The others go on.
@@ -58,6 +67,12 @@ fn a_failed_checkpoint_stops_the_replica_with_a_reason() {
         }
         let reason = group.failure().unwrap();
         assert!(reason.contains("5.tree"), "{reason}");
+        let mut leadership = group.leadership();
+        leadership
+            .wait_for(|now| now.leader.is_none())
+            .await
+            .unwrap();
+        assert!(group.confirm().await.is_err());
         cluster.write("the others go on").await;
     });
 }
@@ -95,18 +110,27 @@ fn bytes_that_make_no_sense_are_refused() {
             bytes: Bytes::new(),
         };
         let whole = message::encode(STORE, &append);
-        let mut messages: Vec<Bytes> = (0..whole.len()).map(|cut| whole.slice(..cut)).collect();
-        messages.push(message::encode(STORE + 1, &append));
-        messages.push(message::encode(STORE, &piece));
-        messages.push(whole);
-        for message in messages {
+        let ballot = Request::PreVote(Ballot {
+            vote: Vote::new(9, 2),
+            last: None,
+            transfer: false,
+        });
+        let cut = (0..whole.len()).map(|cut| (whole.slice(..cut), ""));
+        let mut messages: Vec<(Bytes, &str)> = cut.collect();
+        messages.push((message::encode(STORE + 1, &ballot), "another cluster"));
+        messages.push((message::encode(STORE, &piece), "has not begun"));
+        messages.push((whole.clone(), "an entry makes no sense"));
+        for (message, reason) in messages {
             let (reply, answer) = oneshot::channel();
             let reply = Box::new(move |bytes| {
                 let _ = reply.send(bytes);
             });
             cluster.group(1).receive(NodeId(2), message, reply);
             let answer = Answer::decode(answer.await.unwrap()).unwrap();
-            assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
+            let Answer::Refused(why) = answer else {
+                panic!("{answer:?}");
+            };
+            assert!(why.contains(reason), "{why}");
         }
         cluster.write("still here").await;
         cluster.converge().await;

@@ -12,10 +12,10 @@ use crate::position::NodeId;
 use crate::raft::message::{self, Answer, Request};
 use crate::raft::types::{StoredMembership, Vote, log_id};
 
-/// Writes until the leader's log begins after what `behind` has.
+/// Writes until the leader's log begins after the last entry that `behind` has.
 async fn write_past(cluster: &Cluster, behind: u64) {
     let (leader, _) = cluster.leader().await;
-    let has = *cluster.group(behind).applied().borrow();
+    let has = cluster.group(behind).counts().last;
     let mut i = 0;
     while cluster.group(leader).counts().purged <= has {
         let filler = vec![b'a' + (i % 26) as u8; 3000];
@@ -182,7 +182,9 @@ fn a_sender_keeps_to_its_window() {
         cluster.net.cut(behind);
         for i in 0..400 {
             let name = format!("{i:040}");
-            cluster.write([name.as_bytes(), &[7; 30_000]].concat()).await;
+            cluster
+                .write([name.as_bytes(), &[7; 30_000]].concat())
+                .await;
         }
         let (leader, _) = cluster.leader().await;
         let total = cluster.group(leader).store().snapshot().unwrap().bytes();

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use openraft::StorageError;
+use openraft::storage::RaftLogStorage;
 use openraft::testing::log::{StoreBuilder, Suite};
+use openraft::{RaftLogReader, StorageError};
 use pontoon_wal::disk::sim::SimDisk;
 use pontoon_wal::disk::{Backend, Disk, RealDisk};
 
@@ -13,7 +14,7 @@ use super::{GROUP, Notebook, group_config, open_wal, simulate};
 use crate::raft::failure::Failure;
 use crate::raft::log::GroupLog;
 use crate::raft::machine::{Replica, StateMachine};
-use crate::raft::types::Types;
+use crate::raft::types::{Types, Vote};
 
 fn build(disk: Arc<dyn Disk>, dir: &Path) -> (GroupLog, StateMachine) {
     let failure = Arc::new(Failure::default());
@@ -69,4 +70,21 @@ fn openraft_is_content_with_the_storage_on_a_real_disk() {
         .build()
         .unwrap();
     runtime.block_on(Suite::test_all(Real)).unwrap();
+}
+
+#[test]
+fn a_vote_is_durable_once_it_is_saved() {
+    for seed in 0..20 {
+        simulate(async {
+            let disk = SimDisk::new(seed);
+            disk.create_dir(Path::new("/node")).unwrap();
+            let (mut log, machine) = build(Arc::new(disk.clone()), Path::new("/node"));
+            let vote = Vote::new(7, 2);
+            log.save_vote(&vote).await.unwrap();
+            let after = disk.power_cut(seed);
+            drop((log, machine));
+            let (mut log, _machine) = build(Arc::new(after), Path::new("/node"));
+            assert_eq!(log.read_vote().await.unwrap(), Some(vote));
+        });
+    }
 }

@@ -1,0 +1,4 @@
+//! The groups' tests: the link between nodes, simulated and over TCP.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod link;

@@ -1,0 +1,175 @@
+//! Whatever is enabled may happen next, in any order; the roles say what that
+//! is and what it does. Nothing happens outside this list.
+
+use crate::rules::Rules;
+use crate::state::{Bounds, Index, State, Term};
+
+/// One step. A group's leader is named by group and term, a sequencer by epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    // sequencer.rs
+    ElectRoot,
+    RaiseCeiling(Term),
+    RootWrite(Term),
+    Compact(Term),
+    Split(Term),
+    Merge(Term),
+    /// A root round begins that will succeed, and confirms what waits.
+    Confirm(Term),
+    /// What waits leaves without its round: needs a rule removed.
+    Leak(Term),
+    // leader.rs
+    Elect(usize),
+    ApplyNoop(usize, Term),
+    /// It meets an epoch and begins a round of its own group.
+    Learn(usize, Term, Term),
+    Hello(usize, Term),
+    Reconnect(usize, Term),
+    Ask(usize, Term),
+    CatchUpRoot(usize, Term),
+    Commit(usize, Term),
+    Apply(usize, Term),
+    // network
+    Deliver {
+        at: u8,
+        to: Term,
+        copy: bool,
+    },
+    // reader.rs
+    Arrive(u8),
+    Capture(u8, Term),
+    ReadRound(u8, u8, Term),
+    Reach(u8, u8, Term),
+    Answer(u8, u8),
+    // txn.rs
+    /// The next participant's leader takes the latch.
+    Latch(Term),
+    AskTxn(Term),
+    Release(usize, Term),
+    Decide(usize, Term),
+    // member.rs
+    Watermark(Term, usize),
+    ReplicaApply(usize),
+    MemberRead,
+    MemberAck(usize),
+}
+
+/// The protocol under some rules, within some bounds.
+pub(crate) struct Model {
+    pub(crate) rules: Rules,
+    pub(crate) bounds: Bounds,
+}
+
+impl Model {
+    pub(crate) fn enabled(&self, s: &State) -> Vec<Action> {
+        let mut out = Vec::with_capacity(32);
+        self.deliveries(s, &mut out);
+        self.leader_actions(s, &mut out);
+        self.sequencer_actions(s, &mut out);
+        self.reader_actions(s, &mut out);
+        self.member_actions(s, &mut out);
+        self.txn_actions(s, &mut out);
+        out
+    }
+
+    pub(crate) fn act(&self, s: &mut State, action: Action) {
+        match action {
+            Action::ElectRoot
+            | Action::RaiseCeiling(_)
+            | Action::RootWrite(_)
+            | Action::Compact(_)
+            | Action::Split(_)
+            | Action::Merge(_)
+            | Action::Confirm(_)
+            | Action::Leak(_) => self.act_sequencer(s, action),
+            Action::Deliver { at, to, copy } => self.deliver(s, at, to, copy),
+            Action::Arrive(_)
+            | Action::Capture(..)
+            | Action::ReadRound(..)
+            | Action::Reach(..)
+            | Action::Answer(..) => self.act_reader(s, action),
+            Action::Latch(_) | Action::AskTxn(_) | Action::Release(..) | Action::Decide(..) => {
+                self.act_txn(s, action)
+            }
+            Action::Watermark(..)
+            | Action::ReplicaApply(_)
+            | Action::MemberRead
+            | Action::MemberAck(_) => self.act_member(s, action),
+            _ => self.act_leader(s, action),
+        }
+    }
+
+    /// A message is delivered when it would be heeded. To ignore it is the
+    /// same as to leave it undelivered.
+    fn deliveries(&self, s: &State, out: &mut Vec<Action>) {
+        for (at, msg) in s.net.iter().enumerate() {
+            if at > 0 && s.net[at - 1] == *msg {
+                continue;
+            }
+            for to in msg.stamp().epoch..=s.epoch() {
+                if self.heeds(s, msg, to) {
+                    let at = Index::try_from(at).expect("few messages");
+                    out.push(Action::Deliver {
+                        at,
+                        to,
+                        copy: false,
+                    });
+                    if s.left.copies > 0 {
+                        out.push(Action::Deliver { at, to, copy: true });
+                    }
+                }
+            }
+        }
+    }
+
+    fn deliver(&self, s: &mut State, at: u8, to: Term, copy: bool) {
+        let msg = s.net.remove(usize::from(at));
+        if copy {
+            s.left.copies -= 1;
+            s.net.insert(usize::from(at), msg.clone());
+        }
+        self.receive(s, msg, to);
+    }
+
+    /// The step in words that a trace shows.
+    pub(crate) fn label(&self, s: &State, action: Action) -> String {
+        let debug = format!("{action:?}");
+        let name = debug.split('(').next().unwrap_or_default();
+        match action {
+            Action::Deliver { at, copy, .. } => {
+                let copied = if copy { ", a copy stays" } else { "" };
+                format!("deliver {:?}{copied}", s.net[usize::from(at)])
+            }
+            Action::RaiseCeiling(epoch)
+            | Action::RootWrite(epoch)
+            | Action::Compact(epoch)
+            | Action::Split(epoch)
+            | Action::Merge(epoch)
+            | Action::Confirm(epoch)
+            | Action::Leak(epoch)
+            | Action::AskTxn(epoch) => format!("sequencer {epoch}: {name}"),
+            Action::Watermark(epoch, g) => {
+                let closed = self.closed(s, epoch, g);
+                format!("sequencer {epoch}: {name} of group {g}, (closed, index) {closed:?}")
+            }
+            Action::Capture(read, epoch) => {
+                let rev = self.read_point(s, epoch);
+                format!("sequencer {epoch}: {name} of read {read} at {rev}")
+            }
+            Action::Learn(g, term, epoch) => format!("group {g} term {term}: {name} epoch {epoch}"),
+            Action::ApplyNoop(g, term)
+            | Action::Hello(g, term)
+            | Action::Reconnect(g, term)
+            | Action::Ask(g, term)
+            | Action::CatchUpRoot(g, term)
+            | Action::Commit(g, term)
+            | Action::Apply(g, term)
+            | Action::Release(g, term)
+            | Action::Decide(g, term) => format!("group {g} term {term}: {name}"),
+            Action::ReadRound(read, part, term) | Action::Reach(read, part, term) => {
+                format!("read {read} part {part}: {name} of the leader of term {term}")
+            }
+            _ => debug,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! An executable model of the protocol that gives many groups one revision
+//! order: every interleaving within small bounds keeps every promise.
+//!
+//! `cargo test -p pontoon-raftgroup --test model -- --nocapture` prints the
+//! state counts, and the shortest trace that each removed rule allows.
+//! `-- --ignored --nocapture` explores larger bounds.
+
+mod action;
+mod invariants;
+mod leader;
+mod member;
+mod reader;
+mod rules;
+mod search;
+mod sequencer;
+mod state;
+mod txn;
+mod whole;

@@ -1,0 +1,179 @@
+//! A linearizable read: one read point for all its groups, each answering only
+//! when nothing at or below that point can still appear in it.
+//!
+//! A read arrives in the step that captures its read point. To arrive earlier
+//! would only ask less of the answer, so an earlier arrival is a step of its
+//! own only where a removed rule looks at it.
+
+use crate::action::{Action, Model};
+use crate::state::{Answer, Index, Part, Phase, ROOT, Read, Rev, State, Term, Waiting};
+
+impl Model {
+    fn arrives_early(&self) -> bool {
+        !self.rules.read_round_after_capture_rule_9a || !self.rules.read_waits_until_point_rule_9b
+    }
+
+    pub(crate) fn reader_actions(&self, s: &State, out: &mut Vec<Action>) {
+        for (r, read) in (0..).zip(&s.reads) {
+            let epochs = 1..=s.epoch();
+            match read.phase {
+                Phase::Idle if self.arrives_early() => out.push(Action::Arrive(r)),
+                Phase::Idle | Phase::Arrived => {
+                    let epochs = epochs.filter(|&e| !self.merging(s, e));
+                    out.extend(epochs.map(|e| Action::Capture(r, e)));
+                }
+                Phase::Captured | Phase::At { .. } => {}
+            }
+            for (p, part) in (0..).zip(&read.parts) {
+                self.part_actions(s, read, part, (r, p), out);
+            }
+        }
+    }
+
+    fn part_actions(
+        &self,
+        s: &State,
+        read: &Read,
+        part: &Part,
+        (r, p): (u8, u8),
+        out: &mut Vec<Action>,
+    ) {
+        let elected = s.groups[part.group].term();
+        let early = !self.rules.read_round_after_capture_rule_9a;
+        let may_begin = match read.phase {
+            Phase::Idle => false,
+            Phase::Arrived => early,
+            Phase::Captured | Phase::At { .. } => true,
+        };
+        let needed = self.rules.read_own_round_rule_9a;
+        if needed && may_begin && part.answer.is_none() && !part.rounded(elected) {
+            out.push(Action::ReadRound(r, p, elected));
+        }
+        let Phase::At { rev, root } = read.phase else {
+            return;
+        };
+        if part.term == 0 {
+            // A deposed leader without its round would never answer.
+            let terms = (1..=elected).filter(|&t| t == elected || !needed || part.rounded(t));
+            // Before its no-op a leader knows no prepare that it takes over, so
+            // what it waits for is settled after it.
+            let early =
+                !self.rules.point_reaches_after_noop_rule_9 || !self.rules.read_after_noop_rule_9;
+            let terms = terms.filter(|&t| early || s.groups[part.group].leader(t).ready);
+            out.extend(terms.map(|term| Action::Reach(r, p, term)));
+        } else if part.answer.is_none() && self.may_answer(s, part, rev, root) {
+            out.push(Action::Answer(r, p));
+        }
+    }
+
+    fn may_answer(&self, s: &State, part: &Part, rev: Rev, root: Index) -> bool {
+        let group = &s.groups[part.group];
+        let leader = group.leader(part.term);
+        let awaited = leader.asks.iter().any(|a| part.awaits.contains(&a.id));
+        let holds = group
+            .unapplied(part.term)
+            .any(|e| e.visible().is_some_and(|r| r <= rev));
+        (leader.ready || !self.rules.read_after_noop_rule_9)
+            && (part.rounded(part.term) || !self.rules.read_own_round_rule_9a)
+            && (!awaited || !self.rules.read_waits_for_asked_rule_9b)
+            && (!part.awaits_txn || !self.txn_in_the_way(group, part.term))
+            && (!holds || !self.rules.read_applies_up_to_point_rule_9c)
+            && (root_applied(s, part) >= root || !self.rules.catch_up_before_read_rule_15)
+    }
+
+    pub(crate) fn act_reader(&self, s: &mut State, action: Action) {
+        match action {
+            Action::Arrive(r) => {
+                self.arrive(s, r);
+                let groups = &s.groups;
+                for part in &mut s.reads[usize::from(r)].parts {
+                    let group = &groups[part.group];
+                    part.awaits = group
+                        .leader(group.term())
+                        .asks
+                        .iter()
+                        .map(|a| a.id)
+                        .collect();
+                }
+            }
+            Action::Capture(r, epoch) => {
+                if s.reads[usize::from(r)].phase == Phase::Idle {
+                    self.arrive(s, r);
+                }
+                s.reads[usize::from(r)].phase = Phase::Captured;
+                let rev = self.read_point(s, epoch);
+                let root = s.groups[ROOT].leader(epoch).applied;
+                let waiting = Waiting::ReadPoint {
+                    read: usize::from(r),
+                    rev,
+                    root,
+                };
+                s.seq_mut(epoch).waiting.push(waiting);
+            }
+            Action::ReadRound(r, p, term) => {
+                s.reads[usize::from(r)].parts[usize::from(p)].rounds |= 1 << term;
+            }
+            Action::Reach(r, p, term) => {
+                let part = &mut s.reads[usize::from(r)].parts[usize::from(p)];
+                part.term = term;
+                let group = &s.groups[part.group];
+                let asks = &group.leader(term).asks;
+                part.awaits_txn =
+                    self.rules.read_waits_for_latch_rule_9b && self.txn_in_the_way(group, term);
+                if self.rules.read_waits_until_point_rule_9b {
+                    part.awaits = asks.iter().map(|a| a.id).collect();
+                }
+            }
+            Action::Answer(r, p) => {
+                let read = &s.reads[usize::from(r)];
+                let Phase::At { rev, .. } = read.phase else {
+                    unreachable!("has its point")
+                };
+                let part = &read.parts[usize::from(p)];
+                let group = &s.groups[part.group];
+                let applied = group.leader(part.term).applied;
+                let at = if self.rules.answers_at_point_rule_9 {
+                    rev
+                } else {
+                    Rev::MAX
+                };
+                let answer = Answer {
+                    writes_count: group.writes_through(applied, at),
+                    stale: root_applied(s, part) < read.compacted,
+                };
+                s.reads[usize::from(r)].parts[usize::from(p)].answer = Some(answer);
+            }
+            _ => unreachable!("not a reader's step: {action:?}"),
+        }
+    }
+
+    fn arrive(&self, s: &mut State, r: u8) {
+        let (after, compacted) = (s.acked, s.compacted);
+        let read = &mut s.reads[usize::from(r)];
+        read.phase = Phase::Arrived;
+        read.after = after;
+        read.compacted = compacted;
+    }
+}
+
+/// The root index at which the part's leader looks at the floor.
+fn root_applied(s: &State, part: &Part) -> Index {
+    let leader = s.groups[part.group].leader(part.term);
+    if part.group == ROOT {
+        leader.applied
+    } else {
+        leader.root_applied
+    }
+}
+
+impl Read {
+    pub(crate) fn take_point(&mut self, rev: Rev, root: Index) {
+        self.phase = Phase::At { rev, root };
+    }
+}
+
+impl Part {
+    fn rounded(&self, term: Term) -> bool {
+        self.rounds & (1 << term) != 0
+    }
+}

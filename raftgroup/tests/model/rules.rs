@@ -1,0 +1,242 @@
+//! Each rule of the protocol is needed: without it, and with all others, the
+//! search finds a broken promise, and the same bounds are clean with all rules.
+//! The numbers are those that code and documents use for the rules.
+
+use crate::action::Model;
+use crate::invariants::Invariant;
+use crate::search::explore;
+use crate::state::{Bounds, Budget};
+
+/// Searches larger than this say nothing about a rule in a test's time.
+const STATES_MAX: usize = 400_000;
+
+/// The rule is needed.
+fn breaks(name: &str, rules: Rules, bounds: Bounds, invariant: Invariant) {
+    let found = explore(&Model { rules, bounds }, STATES_MAX);
+    let count = found.states_count;
+    let Some(violation) = found.violation else {
+        panic!(
+            "nothing broke without {name}: {count} states, complete: {}",
+            found.complete
+        );
+    };
+    let mut trace = format!(
+        "without {name}, {:?} breaks ({count} states)",
+        violation.invariant
+    );
+    for (n, step) in (1..).zip(&violation.trace) {
+        trace += &format!("\n  {n:2}. {step}");
+    }
+    assert_eq!(violation.invariant, invariant, "{trace}");
+    let whole = explore(
+        &Model {
+            rules: Rules::ALL,
+            bounds,
+        },
+        STATES_MAX,
+    );
+    if let Some(violation) = whole.violation {
+        panic!("{name} isn't what broke:\n{}", violation.trace.join("\n"));
+    }
+    let how = if whole.complete { "all" } else { "the first" };
+    println!(
+        "{trace}\n  with all rules: {how} {} states are clean",
+        whole.states_count
+    );
+}
+
+/// The rule is kept for what the model doesn't have yet.
+fn changes_nothing(name: &str, rules: Rules, bounds: Bounds) {
+    let found = explore(&Model { rules, bounds }, STATES_MAX);
+    if let Some(violation) = found.violation {
+        panic!(
+            "needed after all: {:?}\n{}",
+            violation.invariant,
+            violation.trace.join("\n")
+        );
+    }
+    assert!(found.complete, "{name}: the bounds are too large to tell");
+    println!(
+        "without {name}, nothing breaks in {} states",
+        found.states_count
+    );
+}
+
+/// The rules as data, and a test for each: the promise that its absence breaks
+/// and the bounds in which that shows.
+macro_rules! rules {
+    ($($(#[$doc:meta])* $rule:ident: $outcome:ident($($invariant:ident)?)
+        { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {
+        /// The guards that can be taken away, one field each.
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct Rules { $($(#[$doc])* pub(crate) $rule: bool,)* }
+
+        impl Rules {
+            /// The protocol as it is.
+            pub(crate) const ALL: Rules = Rules { $($rule: true,)* };
+        }
+
+        mod without {
+            use super::*;
+            $(
+                #[test]
+                fn $rule() {
+                    let rules = Rules { $rule: false, ..Rules::ALL };
+                    let budget = Budget { $($budget)*, ..Budget::NONE };
+                    let bounds = Bounds { budget, $($($bound)*,)? ..Bounds::QUIET };
+                    $outcome(stringify!($rule), rules, bounds, $(Invariant::$invariant)?);
+                }
+            )*
+        }
+    };
+}
+
+rules! {
+    /// A write is proposed only on what it was evaluated on.
+    evaluated_on_last_rule_1: breaks(EvaluatedOnLast)
+        { writes: [0, 2, 0] } { one_key: true };
+    /// A revision is granted only at or below the committed ceiling.
+    ceiling_rule_2: breaks(UniqueRevisions)
+        { elections: [1, 0, 0], writes: [0, 1, 1] } { ceiling_start: 0 };
+    /// A new sequencer starts above the ceiling, not only above root's writes.
+    start_above_ceiling_rule_2: breaks(UniqueRevisions)
+        { elections: [1, 0, 0], writes: [0, 1, 1] };
+    /// No read point above what a successor can't reuse.
+    read_point_capped_rule_2: breaks(ReadSnapshotStable)
+        { elections: [1, 0, 0], writes: [1, 1, 0] }
+        { ceiling_start: 0, reads: &[&[1]], data_groups: 1 };
+    /// No closed revision above what a successor can't reuse.
+    closed_capped_rule_2: breaks(WatermarkStable)
+        { elections: [1, 0, 0], writes: [1, 1, 0], marks: 1 }
+        { ceiling_start: 0, member_reads: &[1], data_groups: 1 };
+    /// The split that makes the second group carries the first ceiling.
+    split_carries_ceiling_rule_2: breaks(UniqueRevisions)
+        { elections: [1, 0, 0], writes: [0, 1, 1], splits: 1 } { one_group: true };
+    /// A merge waits until every grant is resolved.
+    merge_after_drain_rule_2: breaks(MergeWhole)
+        { writes: [0, 1, 0], merges: 1 };
+    /// A merge carries the last revision that was granted.
+    merge_carries_floor_rule_2: breaks(RealTimeOrder)
+        { writes: [0, 1, 0], merges: 1 } { reads: &[&[0]] };
+    /// A grant leaves only after a root round.
+    confirmed_rule_3: breaks(RealTimeOrder)
+        { elections: [1, 0, 0], writes: [0, 1, 1] };
+    /// A read point leaves only after a root round.
+    read_point_confirmed_rule_3: breaks(RealTimeOrder)
+        { elections: [1, 0, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// That round began after the allocation or capture.
+    round_after_allocation_rule_3: breaks(ReadSnapshotStable)
+        { elections: [1, 0, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// A Hello follows a round of the group begun after the epoch was met.
+    hello_after_own_round_rule_4: breaks(WatermarkStable)
+        { elections: [1, 1, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// A Hello follows the leader's own no-op.
+    hello_after_noop_rule_4: breaks(WatermarkStable)
+        { elections: [0, 1, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// A Hello replaces a ledger only with a newer (term, session).
+    hello_newer_session_only_rule_4: breaks(WatermarkStable)
+        { copies: 1, writes: [0, 1, 0], marks: 1 } { member_reads: &[1], announced: false };
+    /// A Hello names what was granted and is not applied.
+    hello_names_pending_rule_4: breaks(WatermarkStable)
+        { reconnects: 1, writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// A Hello names prepares that are undecided.
+    hello_names_prepared_rule_4: breaks(WatermarkStable)
+        { reconnects: 1, txns: 1, marks: 1 } { txn: &[1, 2], member_reads: &[1] };
+    /// After a Hello to an epoch, grants of older ones are refused.
+    refuse_older_epochs_rule_4: breaks(WatermarkStable)
+        { elections: [1, 0, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// A group has no closed revision before its Hello in the epoch.
+    closed_undefined_before_hello_rule_4: breaks(WatermarkStable)
+        { elections: [1, 0, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// A new epoch makes groups without requests say Hello, too.
+    hello_wakes_quiet_groups_rule_4: breaks(EventualResolution)
+        { elections: [1, 0, 0] } { drain: true };
+    /// The leader ignores grants with another stamp.
+    stamps_on_grants_rule_5: breaks(WatermarkStable)
+        { reconnects: 1, writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// The sequencer ignores requests with another stamp.
+    stamps_on_asks_rule_5: breaks(EventualResolution)
+        { reconnects: 1, writes: [0, 1, 0] } { drain: true };
+    /// A grant is used for the request it names.
+    grant_answers_one_request_rule_5: breaks(RootStateFresh)
+        { compacts: 1, writes: [0, 2, 0] };
+    /// A request is granted once, however often it arrives.
+    one_grant_per_request_rule_5: breaks(EventualResolution)
+        { copies: 1, writes: [0, 1, 0] } { drain: true };
+    /// A grant at or below the group's last write is not proposed.
+    log_order_rule_6: breaks(LogOrder)
+        { writes: [0, 2, 0] };
+    /// A void resolves its own revision, not those below it.
+    void_resolves_only_itself_rule_6: breaks(WatermarkStable)
+        { writes: [0, 2, 0], marks: 1 } { one_key: true, member_reads: &[1] };
+    /// A resolved report with another stamp is ignored.
+    resolved_checks_stamp_rule_7: changes_nothing()
+        { elections: [1, 1, 0], reconnects: 1, writes: [0, 1, 0], marks: 1 }
+        { member_reads: &[1], data_groups: 1 };
+    /// Resolved means applied, not proposed.
+    resolved_after_apply_rule_7: breaks(WatermarkStable)
+        { writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// A grant that its leader won't use is reported void.
+    unused_grant_is_void_rule_7: breaks(EventualResolution)
+        { writes: [0, 2, 0] } { one_key: true, drain: true };
+    /// An undecided prepare is not resolved.
+    undecided_not_resolved_rule_7: breaks(WatermarkStable)
+        { txns: 1, marks: 1 } { txn: &[1, 2], member_reads: &[1] };
+    /// A grant is outstanding when allocated, not when sent.
+    outstanding_from_allocation: breaks(WatermarkStable)
+        { writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// A replica passes a watermark when it applied its log index.
+    passed_needs_log_index_rule_8: breaks(WatermarkStable)
+        { writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// The leader that answers a read confirms itself.
+    read_own_round_rule_9a: breaks(ReadSnapshotStable)
+        { elections: [0, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// Its round began after the capture of the read point.
+    read_round_after_capture_rule_9a: breaks(ReadSnapshotStable)
+        { elections: [0, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// A read waits for the answers to requests already sent.
+    read_waits_for_asked_rule_9b: breaks(ReadSnapshotStable)
+        { writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// Sent before the read point came, not only before the read came.
+    read_waits_until_point_rule_9b: breaks(ReadSnapshotStable)
+        { writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// A read waits for the Txn whose latch is in its way.
+    read_waits_for_latch_rule_9b: breaks(ReadSnapshotStable)
+        { txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+    /// A read waits until what the leader holds at or below it is applied.
+    read_applies_up_to_point_rule_9c: breaks(ReadSnapshotStable)
+        { writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// A leader answers reads only after its own no-op.
+    read_after_noop_rule_9: breaks(ReadSnapshotStable)
+        { elections: [0, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// A read point reaches a leader, to fix what it waits for, after the no-op.
+    point_reaches_after_noop_rule_9: breaks(ReadSnapshotStable)
+        { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+    /// A read is answered from the snapshot at its point, not from the newest.
+    answers_at_point_rule_9: breaks(ReadSnapshotStable)
+        { writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// A Txn is granted only if its latches are of the announced terms.
+    txn_names_terms_rule_12: changes_nothing()
+        { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+    /// A Txn's grant is outstanding in each participant.
+    txn_outstanding_everywhere_rule_12: breaks(WatermarkStable)
+        { txns: 1, marks: 1 } { txn: &[1, 2], member_reads: &[2] };
+    /// A grant becomes a prepare only while its latch is held.
+    prepare_needs_latch_rule_12: breaks(ReadSnapshotStable)
+        { txns: 1, releases: 1 } { txn: &[1, 2], reads: &[&[1]] };
+    /// A Txn is committed when its prepares are committed, not appended.
+    decide_after_commits_rule_12: breaks(TxnAtomic)
+        { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2] };
+    /// A request evaluated before a change of root state is refused.
+    refuse_stale_ask_rule_15: breaks(RootStateFresh)
+        { compacts: 1, writes: [0, 1, 0] };
+    /// A leader catches up with the root index that a read point carries.
+    catch_up_before_read_rule_15: breaks(RootStateFresh)
+        { compacts: 1 } { reads: &[&[1]] };
+    /// A member reads at what all touched replicas have passed.
+    passed_by_all_rule_16: breaks(MemberReadStable)
+        { writes: [0, 1, 1], marks: 1, member_answers: 1 } { member_reads: &[1, 2] };
+    /// A member never answers below what it answered or acknowledged.
+    member_header_monotone_rule_16: breaks(MemberHeaderMonotone)
+        { writes: [0, 2, 0], marks: 1, member_answers: 2 } { member_reads: &[1] };
+}

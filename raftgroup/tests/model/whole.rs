@@ -1,0 +1,135 @@
+//! With all rules, nothing breaks: explorations of small bounds by theme, and
+//! of larger ones on demand.
+
+use std::time::Instant;
+
+use crate::action::Model;
+use crate::rules::Rules;
+use crate::search::explore;
+use crate::state::{Bounds, Budget};
+
+/// A default exploration is complete; a larger one may stop here.
+const STATES_MAX: usize = 3_000_000;
+
+fn holds(name: &str, bounds: Bounds) {
+    let start = Instant::now();
+    let found = explore(
+        &Model {
+            rules: Rules::ALL,
+            bounds,
+        },
+        STATES_MAX,
+    );
+    let how = if found.complete { "all" } else { "the first" };
+    println!(
+        "{name}: {how} {} states in {:.1?}",
+        found.states_count,
+        start.elapsed()
+    );
+    if let Some(violation) = found.violation {
+        panic!(
+            "{:?} breaks:\n{}",
+            violation.invariant,
+            violation.trace.join("\n")
+        );
+    }
+    assert!(found.fulfilled || !found.complete, "{name} is vacuous");
+}
+
+macro_rules! holds {
+    ($($(#[$attr:meta])* $name:ident: { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {$(
+        #[test]
+        $(#[$attr])*
+        fn $name() {
+            let budget = Budget { $($budget)*, ..Budget::NONE };
+            let bounds = Bounds { budget, $($($bound)*,)? ..Bounds::QUIET };
+            holds(stringify!($name), bounds);
+        }
+    )*};
+}
+
+mod small {
+    use super::*;
+    holds! {
+        sequencer_failover:
+            { elections: [1, 0, 0], writes: [0, 1, 1], marks: 2 } { member_reads: &[1, 2] };
+        group_failover:
+            { elections: [0, 1, 0], writes: [0, 2, 0], marks: 2 } { member_reads: &[1, 2] };
+        both_fail:
+            { elections: [1, 1, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+        reads_while_both_fail:
+            { elections: [1, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]], data_groups: 1 };
+        read_over_groups:
+            { writes: [0, 1, 1] } { reads: &[&[1, 2]] };
+        lost_and_doubled:
+            { reconnects: 1, copies: 1, writes: [0, 2, 0], marks: 1 }
+            { member_reads: &[1], announced: false };
+        root_writes:
+            { elections: [1, 0, 0], writes: [1, 1, 0] } { reads: &[&[1]], data_groups: 1 };
+        freshness:
+            { elections: [1, 0, 0], writes: [0, 1, 0], compacts: 1 }
+            { reads: &[&[1]], data_groups: 1 };
+        dependent_writes:
+            { elections: [0, 1, 0], reconnects: 1, writes: [0, 2, 0], compacts: 1 }
+            { one_key: true, data_groups: 1 };
+        member_answers:
+            { writes: [1, 1, 0], marks: 2, member_answers: 2 }
+            { member_reads: &[0, 1], data_groups: 1 };
+        resolution:
+            { elections: [1, 1, 0], reconnects: 1, writes: [0, 1, 0], copies: 1 }
+            { drain: true };
+        resolution_of_dependent_writes:
+            { elections: [1, 0, 0], writes: [0, 2, 0], compacts: 1 }
+            { drain: true, one_key: true, data_groups: 1 };
+        first_split:
+            { elections: [1, 0, 0], writes: [1, 1, 0], splits: 1, marks: 1 }
+            { one_group: true, member_reads: &[1], data_groups: 1 };
+        merge_back:
+            { elections: [1, 0, 0], writes: [0, 1, 0], merges: 1 }
+            { reads: &[&[0]], data_groups: 1 };
+        split_and_merge:
+            { writes: [1, 1, 0], splits: 1, merges: 1 }
+            { one_group: true, drain: true, reads: &[&[0]], data_groups: 1 };
+        txn_beside_writes:
+            { writes: [0, 0, 1], txns: 1, releases: 1, marks: 1 }
+            { txn: &[1, 2], member_reads: &[2] };
+        txn_with_root:
+            { elections: [1, 0, 0], txns: 1, marks: 1 }
+            { txn: &[0, 1], member_reads: &[1], data_groups: 1 };
+        reads_over_a_txn:
+            { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+        resolution_of_a_txn:
+            { elections: [0, 1, 0], reconnects: 1, txns: 1 } { txn: &[1, 2], drain: true };
+    }
+}
+
+mod large {
+    use super::*;
+    holds! {
+        #[ignore = "minutes"]
+        both_fail_beside_writes:
+            { elections: [1, 1, 0], reconnects: 1, writes: [0, 2, 1], marks: 2 }
+            { member_reads: &[1, 2] };
+        #[ignore = "minutes"]
+        reads_over_groups_while_both_fail:
+            { elections: [1, 1, 0], writes: [0, 1, 1] } { reads: &[&[1, 2]] };
+        #[ignore = "minutes"]
+        two_sequencer_failovers:
+            { elections: [2, 0, 0], writes: [1, 1, 1], marks: 1 } { member_reads: &[1] };
+        #[ignore = "minutes"]
+        txn_beside_writes_in_both:
+            { writes: [0, 1, 1], txns: 1, releases: 1, marks: 1 }
+            { txn: &[1, 2], member_reads: &[2] };
+        #[ignore = "minutes"]
+        txn_while_both_fail:
+            { elections: [1, 1, 0], reconnects: 1, txns: 1 } { txn: &[1, 2], drain: true };
+        #[ignore = "minutes"]
+        resolution_beside_root_writes:
+            { elections: [1, 1, 0], reconnects: 1, writes: [1, 1, 0], copies: 1 }
+            { drain: true, data_groups: 1 };
+        #[ignore = "minutes"]
+        merge_back_while_both_fail:
+            { elections: [1, 1, 0], writes: [1, 1, 0], merges: 1 }
+            { reads: &[&[0]], data_groups: 1 };
+    }
+}
