@@ -42,6 +42,9 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Bytes of effects that a request may have.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
 
+/// Tickets are counted anew when nothing is on its way, at the latest then.
+const TICKET_MAX: u32 = u32::MAX / 2;
+
 /// Batches on their way, asked for or proposed.
 const IN_FLIGHT_MAX: usize = 4;
 
@@ -59,10 +62,12 @@ pub(crate) async fn serve(
     loop {
         let now = *leadership.borrow_and_update();
         if now.ready && now.leader == Some(node.me) && now.term > spent {
-            if let Some(mut lead) = Lead::begin(&node, &replica, now.term).await {
-                spent = lead.run(&mut jobs, &mut barriers, &mut leadership).await;
-            } else {
-                spent = now.term;
+            match Lead::begin(&node, &replica, now.term).await {
+                Some(mut lead) => {
+                    spent = lead.run(&mut jobs, &mut barriers, &mut leadership).await;
+                }
+                // What it proposed first was not taken; does it still lead?
+                None => tokio::time::sleep(RETRY).await,
             }
             continue;
         }
@@ -208,6 +213,8 @@ struct Lead<'a> {
     grants: Vec<(Ticket, usize, Revision)>,
     /// A flight had no effect: nothing new until all have ended.
     draining: bool,
+    /// The map has changed: nothing new, and over when all flights have ended.
+    leaving: bool,
     events: mpsc::UnboundedSender<Event>,
     happened: Option<mpsc::UnboundedReceiver<Event>>,
 }
@@ -267,6 +274,7 @@ impl<'a> Lead<'a> {
             waiting: Vec::new(),
             grants: Vec::new(),
             draining: false,
+            leaving: false,
             events,
             happened: Some(happened),
         })
@@ -288,6 +296,9 @@ impl<'a> Lead<'a> {
         loop {
             let now = cluster.borrow_and_update().clone();
             self.advance(&now).await;
+            if self.leaving && self.flights.is_empty() {
+                break;
+            }
             let floor_waits = self.floor_waits();
             tokio::select! {
                 biased;
@@ -313,9 +324,10 @@ impl<'a> Lead<'a> {
                 Some(barrier) = barriers.recv() => self.wait_for(barrier),
                 changed = cluster.changed() => {
                     let version = cluster.borrow().map.as_ref().map(|map| map.version);
-                    if changed.is_err() || version != Some(self.map.version) {
+                    if changed.is_err() {
                         break;
                     }
+                    self.leaving |= version != Some(self.map.version);
                 },
                 changed = root.changed() => if changed.is_err() {
                     // The root replica has stopped: nothing can be led here.
@@ -339,8 +351,12 @@ impl<'a> Lead<'a> {
     /// Does what can be done now.
     async fn advance(&mut self, cluster: &Cluster) {
         self.pending.raise_floor(cluster.floor);
-        if self.draining && self.flights.is_empty() {
+        if self.flights.is_empty() && self.draining {
             self.restart();
+        }
+        if self.flights.is_empty() && self.asked.is_empty() {
+            self.ticket = 0;
+            self.grants.clear();
         }
         while !self.held.is_empty() && self.may_evaluate() {
             let held = self.held.len();
@@ -362,7 +378,8 @@ impl<'a> Lead<'a> {
             Source::Own | Source::Ledger(..) => true,
             Source::Sequencer(session) => session.with.is_some(),
         };
-        ready && !self.draining && self.asked.len() + self.flights.len() < IN_FLIGHT_MAX
+        let paused = self.draining || self.leaving || self.ticket > TICKET_MAX;
+        ready && !paused && self.asked.len() + self.flights.len() < IN_FLIGHT_MAX
     }
 
     /// A quiet group is woken by a quorum round: its followers hear of it.

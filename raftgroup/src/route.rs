@@ -114,6 +114,9 @@ impl Inner {
                 Err(Declined::NotLeader(leader)) => hint = leader,
                 Err(Declined::Again) => {}
                 Err(Declined::Unknown) if repeatable => {}
+                Err(Declined::Unknown) if Instant::now() >= deadline => {
+                    return Err(Failure::TimedOut);
+                }
                 Err(declined) => return Err(failure(declined)),
             }
             self.pause(deadline).await?;

@@ -183,8 +183,11 @@ impl WatchStream {
             let Some(replicas) = self.replicas(&place) else {
                 return;
             };
+            // What a client was told of has happened before.
+            let told = replicas.iter().map(|replica| replica.answered_last());
+            let told = told.max().unwrap_or_default();
             let state = place.state.get_mut();
-            state.next = self.passed(&replicas).next();
+            state.next = self.passed(&replicas).max(told).next();
             state.caught_up = true;
         }
         let place = Arc::new(place);
