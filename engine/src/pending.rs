@@ -30,7 +30,7 @@ impl Changes {
 pub struct Pending {
     keys: BTreeMap<Bytes, SmallVec<[Version; 1]>>,
     requests: VecDeque<Waiting>,
-    floor: Revision,
+    floor: Option<Revision>,
 }
 
 /// What a key becomes with one request.
@@ -152,11 +152,12 @@ impl Pending {
 
     /// A compaction floor that is decided but may not be applied yet.
     pub fn raise_floor(&mut self, floor: Revision) {
-        self.floor = self.floor.max(floor);
+        self.floor = self.floor.max(Some(floor));
     }
 
-    pub(crate) fn floor(&self) -> Revision {
-        self.floor
+    /// The higher of two floors: that of the store and what is decided.
+    pub(crate) fn floor(&self, store: Revision) -> Revision {
+        self.floor.map_or(store, |floor| floor.max(store))
     }
 
     /// Ticket and revision of the newest request that waits.

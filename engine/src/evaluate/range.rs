@@ -78,21 +78,17 @@ fn fetch(
 #[must_use]
 pub fn part(range: &Range, found: &[RangeAnswer]) -> Range {
     let mut part = range.clone();
-    let Some(limit) = limit(range).filter(|_| !range.count_only) else {
-        return part;
-    };
-    let seen: usize = found.iter().map(|answer| answer.kvs.len()).sum();
     if !in_key_order(range) {
         // Sorting comes after all of them.
         part.keys_only &= range.target != SortTarget::Value;
         part.order = SortOrder::None;
         part.target = SortTarget::Key;
         part.limit = 0;
-    } else if seen > limit || found.iter().any(|answer| answer.more) {
-        part.count_only = true;
-    } else {
+    } else if limit(range).is_some() {
         // One more tells whether there is more.
+        let seen: usize = found.iter().map(|answer| answer.kvs.len()).sum();
         part.limit = range.limit.saturating_add(1) - seen as i64;
+        part.count_only |= part.limit <= 0;
     }
     part
 }

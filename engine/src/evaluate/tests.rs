@@ -9,7 +9,7 @@ use pontoon_wal::disk::sim::SimDisk;
 use super::*;
 use crate::entry::{Entry, Step};
 use crate::position::Applied;
-use crate::request::{Compare, Operand, Relation, SortTarget, Txn};
+use crate::request::{Compare, Operand, Relation, SortOrder, SortTarget, Txn};
 use crate::store::Config;
 
 /// A store with lease 7, where requests are done one after the other.
@@ -558,4 +558,111 @@ fn what_does_not_look_at_pending_keys_does_not_depend_on_them() {
         store.queue(Ticket(2), put("a", "2")).depends_on,
         Some(Ticket(0))
     );
+}
+
+#[test]
+fn what_is_withdrawn_was_never_there() {
+    let mut f = Fixture::new();
+    f.queue(Ticket(0), put("a", "0"));
+    f.queue(Ticket(1), put("a", "1"));
+    f.queue(Ticket(2), put("b", "2"));
+    f.pending.withdraw(Ticket(1));
+    let seen = f.evaluate(Revision::of(Ticket(1)), all()).unwrap();
+    let seen = ranged(seen.answer);
+    assert_eq!(keys(&seen), ["a"]);
+    assert_eq!(seen.kvs[0].value, "0");
+    // Its ticket can be given again.
+    f.queue(Ticket(1), put("b", "3"));
+    f.pending.withdraw(Ticket(0));
+    assert!(f.pending.is_empty());
+    let seen = f.evaluate(Revision(2), all()).unwrap();
+    assert_eq!(ranged(seen.answer).count, 0);
+}
+
+#[test]
+fn a_floor_that_is_decided_counts_before_it_is_applied() {
+    let mut f = Fixture::new();
+    for value in ["0", "1", "2"] {
+        f.run(put("a", value)).unwrap();
+    }
+    let mut past = all();
+    past.revision = 2;
+    let txn = || then([Op::Range(past.clone())]);
+    assert!(f.evaluate(Revision(5), txn()).is_ok());
+    f.pending.raise_floor(Revision(3));
+    assert_refused(f.evaluate(Revision(5), txn()), Reject::Compacted);
+    f.pending.raise_floor(Revision(2));
+    assert_refused(f.evaluate(Revision(5), txn()), Reject::Compacted);
+}
+
+#[test]
+fn a_store_that_reached_a_revision_writes_only_above_it() {
+    let f = Fixture::new();
+    f.run(put("a", "0")).unwrap();
+    f.append(Step::Reach {
+        revision: Revision(9),
+    });
+    assert_eq!(f.store.revision(), Revision(9));
+    assert_eq!(f.store.last_revision(), Revision(9));
+    // So a floor above its own last write fits.
+    f.append(Step::Compact { floor: Revision(7) });
+    let seen = ranged(f.run(all()).unwrap());
+    assert_eq!((seen.count, seen.revision), (1, Revision(9)));
+    let Answer::Put(answer) = f.run(put("a", "1")).unwrap() else {
+        panic!()
+    };
+    assert_eq!(answer.revision, Revision(10));
+    f.append(Step::Reach {
+        revision: Revision(4),
+    });
+    assert_eq!(f.store.last_revision(), Revision(10));
+}
+
+/// What is read in parts and joined is what is read at once.
+#[test]
+fn parts_join_to_the_whole() {
+    let f = Fixture::new();
+    for (key, value) in [("a", "3"), ("c", "1"), ("d", "2"), ("f", "5"), ("h", "4")] {
+        f.run(put(key, value)).unwrap();
+    }
+    f.run(put("c", "9")).unwrap();
+    let cuts = [("\0", "c"), ("c", "e"), ("e", "g"), ("g", "\0")];
+    let orders = [SortOrder::None, SortOrder::Ascend, SortOrder::Descend];
+    let targets = [
+        SortTarget::Key,
+        SortTarget::Version,
+        SortTarget::Create,
+        SortTarget::Modified,
+        SortTarget::Value,
+    ];
+    for limit in 0..7 {
+        for (order, target) in orders.iter().flat_map(|o| targets.map(|t| (*o, t))) {
+            for (keys_only, count_only, modified_min) in [
+                (false, false, 0),
+                (true, false, 0),
+                (false, true, 0),
+                (false, false, 4),
+                (true, false, 3),
+            ] {
+                let wanted = Range {
+                    limit,
+                    order,
+                    target,
+                    keys_only,
+                    count_only,
+                    modified_min,
+                    ..all()
+                };
+                let at = f.store.revision();
+                let mut found = Vec::new();
+                for (key, end) in cuts {
+                    let mut asked = part(&wanted, &found);
+                    asked.keys = KeyRange::new(key, end);
+                    found.push(crate::range(&f.store, at, &asked).unwrap());
+                }
+                let whole = crate::range(&f.store, at, &wanted).unwrap();
+                assert_eq!(join(&wanted, found), whole, "{wanted:?}");
+            }
+        }
+    }
 }

@@ -145,7 +145,7 @@ impl<'a> View<'a> {
                 return Err(Reject::FutureRevision.into());
             }
         }
-        if revision < self.store.floor().max(self.pending.floor()).0 {
+        if revision < self.pending.floor(self.store.floor()).0 {
             return Err(Reject::Compacted.into());
         }
         Ok(())
