@@ -2,7 +2,8 @@
 //!
 //! Kept true:
 //! - What is sent to one peer arrives in the order it was queued, calls and
-//!   one-way messages alike; some of it may be missing.
+//!   one-way messages alike; some of it may be missing. A call is taken once,
+//!   even if the network repeats it.
 //! - A call ends once, and a reply ends only the call that it answers: ids
 //!   begin where the incarnation decides, so that a reply to an earlier life of
 //!   this process finds nobody.
@@ -12,7 +13,7 @@
 //!   is started ends with the scope, and nothing here keeps the handler alive
 //!   after that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -159,6 +160,12 @@ impl Link {
         }
         self.network.set_peers(&others);
         self.wake.notify_one();
+    }
+
+    /// Whether a call of a peer came for the first time.
+    fn take(&self, from: NodeId, id: u64) -> bool {
+        let mut peers = self.peers.lock();
+        peers.get_mut(&from).is_none_or(|peer| peer.take(id))
     }
 
     /// The node that this is.
@@ -348,7 +355,12 @@ struct Peer {
     up: bool,
     suspected: bool,
     calls: BTreeMap<u64, ReplySender>,
+    /// The newest calls of this incarnation that were taken.
+    taken: BTreeSet<u64>,
 }
+
+/// Calls that are remembered, so that a repeated one is known.
+const TAKEN_MAX: usize = 4096;
 
 impl Peer {
     fn new() -> Self {
@@ -362,7 +374,21 @@ impl Peer {
             up: false,
             suspected: false,
             calls: BTreeMap::new(),
+            taken: BTreeSet::new(),
         }
+    }
+
+    /// Whether a call has not been taken before; then it is now.
+    fn take(&mut self, id: u64) -> bool {
+        let full = self.taken.len() >= TAKEN_MAX;
+        if full && self.taken.first().is_some_and(|oldest| id < *oldest) {
+            return false;
+        }
+        let new = self.taken.insert(id);
+        if new && full {
+            self.taken.pop_first();
+        }
+        new
     }
 
     /// Notes that it lives; gives the event, if that is news.
@@ -371,6 +397,9 @@ impl Peer {
         let earlier = self.incarnation.replace(incarnation);
         if self.up && earlier == Some(incarnation) {
             return None;
+        }
+        if earlier != Some(incarnation) {
+            self.taken.clear();
         }
         (self.up, self.suspected) = (true, false);
         Some(PeerEvent::Up {
@@ -428,6 +457,9 @@ impl Receiver {
             Content::Ping => {}
             Content::Tell(message) => self.handler.told(from, message),
             Content::Call { id, message } => {
+                if !self.link.take(from, id) {
+                    return;
+                }
                 let link = self.link.clone();
                 let caller = Caller::There { link, at: from, id };
                 self.handler.called(from, message, Reply(Some(caller)));
