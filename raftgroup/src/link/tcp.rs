@@ -159,10 +159,11 @@ impl Network for TcpNetwork {
     fn start(&self, scope: &Scope, inbox: Arc<dyn Inbox>) -> io::Result<()> {
         let listener = self.listener.lock().take();
         let listener = TcpListener::from_std(listener.expect("a network is started once"))?;
-        let scope = scope.clone();
         let accepting = self.shared.clone().accept(listener, scope.clone());
-        scope.spawn(accepting);
+        // Held while accepting begins: whoever is accepted must find it running.
         let mut state = self.shared.state.lock();
+        scope.spawn(accepting);
+        let scope = scope.clone();
         state.running = Some(Running { scope, inbox });
         let listed = std::mem::take(&mut state.listed_early);
         self.shared.list(&mut state, &listed);

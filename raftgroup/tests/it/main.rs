@@ -1,4 +1,5 @@
 //! The groups' tests: the link between nodes, simulated and over TCP.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod docs;
 mod link;
