@@ -154,6 +154,8 @@ enum Event {
     NoEffect {
         flight: u64,
     },
+    /// It was waited for a while after a flight without effect.
+    Rested,
     /// Nobody knows what will become of a flight.
     Lost,
     /// A round after the epoch was learned.
@@ -211,8 +213,10 @@ struct Lead<'a> {
     waiting: Vec<Waiting>,
     /// What was granted, while there are answers that name its tickets.
     grants: Vec<(Ticket, usize, Revision)>,
-    /// A flight had no effect: nothing new until all have ended.
+    /// A flight had no effect: nothing new until all have ended, and not at
+    /// once, because what was refused now will be refused again.
     draining: bool,
+    resting: bool,
     /// The map has changed: nothing new, and over when all flights have ended.
     leaving: bool,
     events: mpsc::UnboundedSender<Event>,
@@ -274,6 +278,7 @@ impl<'a> Lead<'a> {
             waiting: Vec::new(),
             grants: Vec::new(),
             draining: false,
+            resting: false,
             leaving: false,
             events,
             happened: Some(happened),
@@ -351,7 +356,7 @@ impl<'a> Lead<'a> {
     /// Does what can be done now.
     async fn advance(&mut self, cluster: &Cluster) {
         self.pending.raise_floor(cluster.floor);
-        if self.flights.is_empty() && self.draining {
+        if self.draining && !self.resting && self.flights.is_empty() {
             self.restart();
         }
         if self.flights.is_empty() && self.asked.is_empty() {
@@ -649,7 +654,15 @@ impl<'a> Lead<'a> {
             Event::NoEffect { flight } => {
                 self.landed(flight);
                 self.draining = true;
+                if !std::mem::replace(&mut self.resting, true) {
+                    let events = self.events.clone();
+                    self.node.scope.spawn(async move {
+                        tokio::time::sleep(RETRY).await;
+                        let _ = events.send(Event::Rested);
+                    });
+                }
             }
+            Event::Rested => self.resting = false,
             Event::Lost => return false,
             Event::Confirmed {
                 epoch,

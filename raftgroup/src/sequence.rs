@@ -211,12 +211,20 @@ async fn raise_ceiling(desk: &Arc<Desk>) {
     };
     let at_desk = Arc::clone(desk);
     let done = Box::new(move |proposed| {
-        *at_desk.raising.lock() = false;
         if let Proposed::Applied(_) = proposed {
+            *at_desk.raising.lock() = false;
             at_desk.ledger.lock().ceiling_committed(ceiling);
             at_desk.news.send_modify(|count| *count += 1);
+            at_desk.raised.notify_one();
+            return;
         }
-        at_desk.raised.notify_one();
+        // What was refused now would be refused again at once.
+        let scope = at_desk.node.scope.clone();
+        scope.spawn(async move {
+            tokio::time::sleep(RETRY).await;
+            *at_desk.raising.lock() = false;
+            at_desk.raised.notify_one();
+        });
     });
     desk.replica
         .group
@@ -224,7 +232,7 @@ async fn raise_ceiling(desk: &Arc<Desk>) {
         .await;
 }
 
-/// Before a member that didn't answer is told again.
+/// Before what didn't work is tried again, also telling a member.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Tells one member how far everything is closed (rule 8): as soon as there

@@ -1,13 +1,20 @@
 //! A cluster of nodes in one thread: a seed decides all that happens.
+//!
+//! Kept true: a node that was ended has no effect on the one that is started
+//! in its place. That one has a copy of the disk, another connection to the
+//! network and other chances.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use pontoon_raftgroup::{Config, Node, NodeId, Scope, SimNetwork};
+use pontoon_raftgroup::{Config, GroupId, Node, NodeId, Scope, SimNetwork, Timing};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::disk::sim::{SimClock, SimDisk};
+use tokio::sync::watch;
 
 /// Runs a simulation to its end.
 pub(crate) fn simulate<T>(run: impl Future<Output = T>) -> T {
@@ -19,74 +26,195 @@ pub(crate) fn simulate<T>(run: impl Future<Output = T>) -> T {
     tokio::task::LocalSet::new().block_on(&runtime, run)
 }
 
+/// What a cluster is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) nodes: u64,
+    pub(crate) splits: Vec<Bytes>,
+    pub(crate) log_entries_kept: u64,
+    pub(crate) log_bytes_max: u64,
+    pub(crate) quiet_after: Duration,
+    /// How long each node's seconds are, in percent.
+    pub(crate) seconds: Vec<u32>,
+}
+
+impl Shape {
+    pub(crate) fn new(nodes: u64, splits: &[&'static str]) -> Self {
+        Self {
+            nodes,
+            splits: splits.iter().map(|key| Bytes::from_static(key.as_bytes())).collect(),
+            log_entries_kept: 10_000,
+            log_bytes_max: 256 << 20,
+            quiet_after: Duration::from_secs(5),
+            seconds: Vec::new(),
+        }
+    }
+
+    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupId> + use<> {
+        (0..=self.splits.len() as u64).map(GroupId)
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = NodeId> + use<> {
+        (1..=self.nodes).map(NodeId)
+    }
+}
+
+/// How a node ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// What was not synced may be gone, or torn.
+    PowerCut,
+    /// What was not synced is there, and still not synced.
+    Kill,
+}
+
 /// A cluster, with those of its nodes that run.
 pub(crate) struct Cluster {
     pub(crate) network: Arc<SimNetwork>,
-    pub(crate) splits: Vec<Bytes>,
-    members: BTreeMap<NodeId, Member>,
+    pub(crate) shape: Shape,
+    members: RefCell<BTreeMap<NodeId, Member>>,
     seed: u64,
-    starts: u64,
+    starts: Cell<u64>,
 }
 
 struct Member {
     disk: SimDisk,
-    running: Option<(Node, Scope)>,
+    running: Option<Running>,
+    ended: watch::Sender<bool>,
+}
+
+/// A node between its start and its end.
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub(crate) node: Node,
+    /// Counts the starts of all nodes.
+    pub(crate) start: u64,
+    scope: Scope,
+    ended: watch::Receiver<bool>,
+}
+
+impl Running {
+    /// Does something with the node; `None` if it ends meanwhile.
+    pub(crate) async fn during<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut ended = self.ended.clone();
+        tokio::select! {
+            biased;
+            _ = ended.wait_for(|ended| *ended) => None,
+            result = work => Some(result),
+        }
+    }
 }
 
 impl Cluster {
-    pub(crate) async fn start(seed: u64, nodes: u64, splits: &[&'static str]) -> Self {
-        let members = (1..=nodes).map(|id| {
-            let member = Member {
-                disk: SimDisk::new(seed ^ id),
-                running: None,
-            };
-            (NodeId(id), member)
-        });
-        let mut cluster = Self {
-            network: SimNetwork::new(seed),
-            splits: splits
-                .iter()
-                .map(|key| Bytes::from_static(key.as_bytes()))
-                .collect(),
-            members: members.collect(),
-            seed,
-            starts: 0,
+    /// A cluster of which no node runs yet.
+    pub(crate) fn new(seed: u64, shape: Shape) -> Self {
+        let member = |id: NodeId| Member {
+            disk: SimDisk::new(seed ^ id.0),
+            running: None,
+            ended: watch::Sender::new(true),
         };
-        for id in 1..=nodes {
-            cluster.start_node(NodeId(id)).await;
+        Self {
+            network: SimNetwork::new(seed),
+            members: RefCell::new(shape.ids().map(|id| (id, member(id))).collect()),
+            shape,
+            seed,
+            starts: Cell::new(0),
+        }
+    }
+
+    /// A cluster of which all nodes run.
+    pub(crate) async fn start(seed: u64, nodes: u64, splits: &[&'static str]) -> Self {
+        let cluster = Self::new(seed, Shape::new(nodes, splits));
+        for id in cluster.shape.ids() {
+            cluster.start_node(id).await.expect("it opens");
         }
         cluster
     }
 
-    pub(crate) async fn start_node(&mut self, id: NodeId) {
-        self.starts += 1;
-        let chance = self.seed.wrapping_mul(1_000_003).wrapping_add(self.starts);
-        let addresses = self.members.keys().map(|id| (*id, String::new())).collect();
-        let mut config = Config::new(id, 7, "/data", addresses);
-        config.splits = self.splits.clone();
-        config.segment_bytes = 256 << 10;
+    pub(crate) async fn start_node(&self, id: NodeId) -> Result<(), String> {
+        self.starts.set(self.starts.get() + 1);
+        let start = self.starts.get();
+        let chance = self.seed.wrapping_mul(1_000_003).wrapping_add(start);
+        let config = self.config(id);
         let scope = Scope::new(chance);
-        let member = self.members.get_mut(&id).expect("a member");
-        let disk: Arc<dyn Disk> = Arc::new(member.disk.clone());
+        let disk: Arc<dyn Disk> = Arc::new(self.disk(id));
         let clock = Arc::new(SimClock::new(chance));
-        let node = Node::open(config, disk, clock, self.network.node(id), scope.clone()).await;
-        member.running = Some((node.expect("it opens"), scope));
-    }
-
-    pub(crate) fn node(&self, id: u64) -> &Node {
-        let member = &self.members[&NodeId(id)];
-        &member.running.as_ref().expect("it runs").0
-    }
-
-    /// Cuts a node's power: what was not synced may be gone.
-    pub(crate) fn crash(&mut self, id: NodeId) {
-        let member = self.members.get_mut(&id).expect("a member");
-        let Some((node, scope)) = member.running.take() else {
-            return;
+        let network = self.network.node(id);
+        let node = Node::open(config, disk, clock, network, scope.clone()).await;
+        let node = match node {
+            Ok(node) => node,
+            Err(error) => {
+                self.network.kill(id);
+                scope.end();
+                return Err(error.to_string());
+            }
         };
+        let (ended, ends) = watch::channel(false);
+        let mut members = self.members.borrow_mut();
+        let member = members.get_mut(&id).expect("a member");
+        member.ended = ended;
+        member.running = Some(Running {
+            node,
+            start,
+            scope,
+            ended: ends,
+        });
+        Ok(())
+    }
+
+    fn config(&self, id: NodeId) -> Config {
+        let addresses = self.shape.ids().map(|id| (id, String::new())).collect();
+        let mut config = Config::new(id, 7, "/data", addresses);
+        let seconds = self.shape.seconds.get(id.0 as usize - 1).copied().unwrap_or(100);
+        let Timing {
+            heartbeat,
+            election_min,
+            election_max,
+        } = config.timing;
+        config.timing = Timing {
+            heartbeat: heartbeat * seconds / 100,
+            election_min: election_min * seconds / 100,
+            election_max: election_max * seconds / 100,
+        };
+        config.quiet_after = self.shape.quiet_after * seconds / 100;
+        config.splits = self.shape.splits.clone();
+        config.log_entries_kept = self.shape.log_entries_kept;
+        config.log_bytes_max = self.shape.log_bytes_max;
+        config.segment_bytes = 256 << 10;
+        config
+    }
+
+    pub(crate) fn node(&self, id: u64) -> Node {
+        self.running(NodeId(id)).expect("it runs").node
+    }
+
+    pub(crate) fn running(&self, id: NodeId) -> Option<Running> {
+        self.members.borrow()[&id].running.clone()
+    }
+
+    /// Those that run.
+    pub(crate) fn all_running(&self) -> Vec<(NodeId, Running)> {
+        let members = self.members.borrow();
+        let running = members.iter().map(|(id, member)| (*id, member.running.clone()));
+        running.filter_map(|(id, running)| Some((id, running?))).collect()
+    }
+
+    pub(crate) fn disk(&self, id: NodeId) -> SimDisk {
+        self.members.borrow()[&id].disk.clone()
+    }
+
+    /// Ends a node at once, if it runs; also one that could not be opened.
+    pub(crate) fn end(&self, id: NodeId, ending: Ending) {
+        let mut members = self.members.borrow_mut();
+        let member = members.get_mut(&id).expect("a member");
         self.network.kill(id);
-        scope.end();
-        drop(node);
-        member.disk = member.disk.power_cut(self.seed ^ self.starts);
+        member.ended.send_replace(true);
+        if let Some(running) = member.running.take() {
+            running.scope.end();
+        }
+        member.disk = match ending {
+            Ending::PowerCut => member.disk.power_cut(self.seed ^ self.starts.get() ^ id.0 << 32),
+            Ending::Kill => member.disk.process_kill(),
+        };
     }
 }

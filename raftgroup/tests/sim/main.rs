@@ -1,4 +1,22 @@
 //! Whole clusters in one process, on simulated disks, network and time.
+//!
+//! `PONTOON_SEED=<n>` runs one seed and tells what happens in it
+//! (`PONTOON_TRACE=2` also every message); `PONTOON_SEEDS=<from>..<to>` runs
+//! many and counts.
 
+mod checkers;
 mod cluster;
+mod end;
+mod faults;
+mod history;
+mod members;
+#[rustfmt::skip]
+#[allow(dead_code)]
+#[path = "../../../engine/tests/it/model.rs"]
+mod model;
+mod plan;
+mod seeds;
 mod smoke;
+mod trace;
+mod watchers;
+mod workload;

@@ -1,0 +1,173 @@
+//! Every answer equals the model at its revision.
+//!
+//! The writes are replayed in the order of revisions: one that was
+//! acknowledged by executing it, so that its effects and its answer are
+//! compared; another by taking over what the replicas have.
+
+use std::collections::BTreeMap;
+
+use pontoon_engine::{Event, EventKind, KeyRange, Reject, Request};
+use pontoon_raftgroup::Failure;
+
+use crate::history::{Asked, Changed, History, Operation, Outcome};
+use crate::model::Model;
+
+pub(crate) const PROMISE: &str = "Every answer equals the model at its revision.";
+
+const OPS_MAX: usize = 128;
+
+pub(crate) fn check(history: &History) -> Result<(), String> {
+    let mut writers = BTreeMap::new();
+    let mut readers: BTreeMap<i64, Vec<&Operation>> = BTreeMap::new();
+    for operation in &history.operations {
+        match operation.revision() {
+            Some(revision) if operation.wrote() => drop(writers.insert(revision, operation)),
+            Some(revision) => readers.entry(revision).or_default().push(operation),
+            None => refusal_is_due(history, operation)?,
+        }
+    }
+    let mut model = Model::new();
+    let mut readers = readers.into_iter().peekable();
+    for (revision, write) in &history.truth.writes {
+        while let Some((at, readers)) = readers.next_if(|(at, _)| at < revision) {
+            answers_equal(&mut model, at, &readers)?;
+        }
+        model.revision = revision - 1;
+        match writers.get(revision) {
+            Some(operation) => {
+                answers_equal(&mut model, revision - 1, &[operation])?;
+                let events = model.events(&KeyRange::all(), *revision, *revision, false);
+                let events: Vec<_> = events.unwrap_or_default();
+                let modelled: BTreeMap<_, _> =
+                    events.iter().map(|event| (event.change.sub, Changed::from(event))).collect();
+                if modelled != write.changes {
+                    let found = &write.changes;
+                    return Err(format!("{operation}\ndid {found:?}\nnot   {modelled:?}"));
+                }
+            }
+            None => {
+                for (sub, changed) in &write.changes {
+                    follows(&model, *revision, changed)?;
+                    let versions = model.history.entry(changed.key.clone()).or_default();
+                    versions.insert((*revision, *sub), changed.kv.clone());
+                }
+            }
+        }
+        model.revision = *revision;
+    }
+    for (at, readers) in readers {
+        answers_equal(&mut model, at, &readers)?;
+    }
+    Ok(())
+}
+
+fn answers_equal(model: &mut Model, at: i64, operations: &[&Operation]) -> Result<(), String> {
+    for operation in operations {
+        model.revision = at;
+        let request = match &operation.asked {
+            Asked::Request(request) => request.clone(),
+            Asked::Serializable(range) => Request::Range(range.clone()),
+            Asked::Compact(_) => continue,
+        };
+        let Outcome::Answer(answer) = &operation.outcome else {
+            continue;
+        };
+        match model.execute(&request, OPS_MAX) {
+            Ok(expected) if expected == *answer => {}
+            expected => return Err(format!("{operation}\nbut the model says {expected:?}")),
+        }
+    }
+    Ok(())
+}
+
+/// A put that nobody was told of goes on from what was there.
+fn follows(model: &Model, revision: i64, changed: &Changed) -> Result<(), String> {
+    let Some(kv) = &changed.kv else {
+        return Ok(());
+    };
+    let versions = model.history.get(&changed.key);
+    let before = versions.and_then(|versions| versions.values().next_back()?.as_ref());
+    let expected = match before {
+        Some(before) => (before.create.0, before.version + 1, revision),
+        None => (revision, 1, revision),
+    };
+    match (kv.create.0, kv.version, kv.modified.0) == expected {
+        true => Ok(()),
+        false => Err(format!("revision {revision} wrote {kv:?} onto {before:?}")),
+    }
+}
+
+/// What is refused must be refusable at some time between question and answer.
+fn refusal_is_due(history: &History, operation: &Operation) -> Result<(), String> {
+    let Outcome::Failed(Failure::Reject(reject)) = &operation.outcome else {
+        return Ok(());
+    };
+    let before = history.operations.iter().filter(|other| other.returned < operation.invoked);
+    let due = match (reject, &operation.asked) {
+        (Reject::FutureRevision, Asked::Request(Request::Range(range))) => {
+            let told = before.filter(|other| !other.is_serializable());
+            let told = told.filter_map(Operation::revision).max();
+            told.is_none_or(|told| range.revision > told)
+        }
+        (Reject::FutureRevision, Asked::Compact(revision)) => {
+            let told = before.filter(|other| !other.is_serializable());
+            let told = told.filter_map(Operation::revision).max();
+            told.is_none_or(|told| *revision > told)
+        }
+        (Reject::Compacted, Asked::Compact(revision)) => {
+            compacted(history, operation.returned, *revision)
+        }
+        (Reject::Compacted, asked) => match lowest_revision(asked) {
+            Some(revision) => compacted(history, operation.returned, revision + 1),
+            None => false,
+        },
+        (Reject::KeyNotFound, Asked::Request(Request::Put(put))) => {
+            let told = before.filter_map(Operation::revision).max().unwrap_or(0);
+            let absent = history.truth.before(&put.key, told + 1).is_none();
+            let keys = KeyRange::one(put.key.clone());
+            let mut later = history.truth.changes(&keys, told + 1, i64::MAX);
+            absent || later.any(|(_, _, changed)| changed.kv.is_none())
+        }
+        (Reject::FutureRevision, _) | (Reject::DuplicateKey, _) => true,
+        _ => false,
+    };
+    match due {
+        true => Ok(()),
+        false => Err(format!("not to be refused:\n{operation}")),
+    }
+}
+
+/// Whether somebody had asked by then for a floor at `revision` or above.
+pub(super) fn compacted(history: &History, by: u64, revision: i64) -> bool {
+    let mut earlier = history.operations.iter().filter(|other| other.invoked < by);
+    earlier.any(|other| match (&other.asked, &other.outcome) {
+        (Asked::Compact(_), Outcome::Failed(_)) => false,
+        (Asked::Compact(floor), _) => *floor >= revision,
+        _ => false,
+    })
+}
+
+/// The lowest past revision that is asked for.
+fn lowest_revision(asked: &Asked) -> Option<i64> {
+    fn of_txn(txn: &pontoon_engine::Txn) -> Option<i64> {
+        let ops = txn.success.iter().chain(&txn.failure);
+        let revisions = ops.filter_map(|op| match op {
+            pontoon_engine::Op::Range(range) => Some(range.revision),
+            pontoon_engine::Op::Txn(txn) => of_txn(txn),
+            _ => None,
+        });
+        revisions.filter(|revision| *revision > 0).min()
+    }
+    match asked {
+        Asked::Serializable(range) | Asked::Request(Request::Range(range)) => {
+            Some(range.revision).filter(|revision| *revision > 0)
+        }
+        Asked::Request(Request::Txn(txn)) => of_txn(txn),
+        _ => None,
+    }
+}
+
+/// Whether an event tells of a put.
+pub(super) fn is_put(event: &Event) -> bool {
+    event.kind == EventKind::Put
+}

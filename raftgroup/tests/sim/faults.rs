@@ -1,0 +1,251 @@
+//! What is done to a cluster while it works.
+//!
+//! Kept true: every fault ends by itself, and all of them when the time for
+//! faults is over. A node that has stopped by itself is ended and started again.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use pontoon_raftgroup::{GroupId, NodeId};
+use pontoon_wal::disk::sim::Rng;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::cluster::Ending;
+use crate::plan::Fault;
+use crate::seeds::Sim;
+
+/// Does what the plan says, then ends all of it.
+pub(crate) async fn rage(sim: Rc<Sim>) {
+    let mut rng = Rng::new(sim.plan.seed ^ 0xfa17);
+    let end = Instant::now() + sim.plan.duration;
+    let weights: u64 = sim.plan.faults.iter().map(|(_, weight)| weight).sum();
+    let mut running = JoinSet::new();
+    while Instant::now() < end {
+        let calm = 1 + rng.below(sim.plan.calm.as_millis() as u64);
+        sleep(Duration::from_millis(calm)).await;
+        if weights == 0 {
+            continue;
+        }
+        let mut drawn = rng.below(weights);
+        let chosen = sim.plan.faults.iter().find(|(_, weight)| match drawn < *weight {
+            true => true,
+            false => {
+                drawn -= weight;
+                false
+            }
+        });
+        let fault = chosen.expect("weights add up").0;
+        sim.history.borrow_mut().count(fault.name());
+        running.spawn_local(inflict(Rc::clone(&sim), fault, Rng::new(rng.next_u64())));
+    }
+    sim.enough.send_replace(true);
+    while running.join_next().await.is_some() {}
+    heal(&sim).await;
+}
+
+/// Ends all faults.
+async fn heal(sim: &Rc<Sim>) {
+    let network = &sim.cluster.network;
+    network.heal_all();
+    network.set_loss(0.0);
+    network.set_duplication(0.0);
+    network.set_latency(Duration::from_micros(100)..=Duration::from_millis(2));
+    for from in sim.cluster.shape.ids() {
+        for to in sim.cluster.shape.ids() {
+            network.set_slow(from, to, Duration::ZERO);
+        }
+        sim.cluster.disk(from).slow_syncs(Duration::ZERO);
+    }
+    for id in sim.cluster.shape.ids() {
+        // A fault that has not struck yet must not do so later.
+        if sim.tainted.borrow().contains(&id) {
+            end(sim, id, Ending::PowerCut);
+        }
+        start(sim, id).await;
+    }
+    sim.healed.set(true);
+    sim.trace.say("faults", "all end");
+}
+
+fn millis(rng: &mut Rng, max: u64) -> Duration {
+    Duration::from_millis(1 + rng.below(max))
+}
+
+fn end(sim: &Sim, id: NodeId, ending: Ending) {
+    // What a failed sync left in the page cache would be there after a kill,
+    // and gone after the next power cut.
+    let tainted = sim.tainted.borrow_mut().remove(&id);
+    let ending = if tainted { Ending::PowerCut } else { ending };
+    sim.trace.say(format_args!("node {id}"), format_args!("{ending:?}"));
+    sim.history.borrow_mut().count("node ended");
+    sim.cluster.end(id, ending);
+}
+
+/// Starts a node that doesn't run. If its disk fails meanwhile, again.
+pub(crate) async fn start(sim: &Rc<Sim>, id: NodeId) {
+    if sim.cluster.running(id).is_some() || !sim.starting.borrow_mut().insert(id) {
+        return;
+    }
+    for _ in 0..10 {
+        sim.trace.say(format_args!("node {id}"), "starts");
+        let Err(error) = sim.cluster.start_node(id).await else {
+            crate::watchers::collect(sim, id);
+            break;
+        };
+        sim.trace.say(format_args!("node {id}"), &error);
+        if !is_of_disk(&error) {
+            let promise = "A node opens after any crash.";
+            sim.violate(promise, format!("node {id}: {error}"));
+            break;
+        }
+        end(sim, id, Ending::PowerCut);
+    }
+    sim.starting.borrow_mut().remove(&id);
+}
+
+/// Whether a failure is one that was made.
+fn is_of_disk(failure: &str) -> bool {
+    failure.contains("simulated crash") || failure.contains("os error 5")
+}
+
+/// Ends nodes and starts them again after a while.
+async fn bounce(sim: &Rc<Sim>, ids: &[NodeId], ending: Ending, away: Duration) {
+    let ids: Vec<_> = ids.iter().filter(|id| sim.cluster.running(**id).is_some()).collect();
+    for id in &ids {
+        end(sim, **id, ending);
+    }
+    sim.wait(away).await;
+    for id in ids {
+        start(sim, *id).await;
+    }
+}
+
+async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
+    let rng = &mut rng;
+    let network = &sim.cluster.network;
+    let nodes: Vec<NodeId> = sim.cluster.shape.ids().collect();
+    let node = nodes[rng.below(nodes.len() as u64) as usize];
+    let other = nodes[rng.below(nodes.len() as u64) as usize];
+    let long = millis(rng, 6000);
+    let disk = sim.cluster.disk(node);
+    sim.trace.say("faults", format_args!("{fault:?} node {node} other {other} for {long:?}"));
+    match fault {
+        Fault::PowerCut => bounce(&sim, &[node], Ending::PowerCut, long).await,
+        Fault::Kill => bounce(&sim, &[node], Ending::Kill, long / 3).await,
+        Fault::Outage => bounce(&sim, &nodes, Ending::PowerCut, long / 4).await,
+        Fault::DiskStops => {
+            disk.crash_at(disk.operations() + rng.below(60));
+            sim.tainted.borrow_mut().insert(node);
+        }
+        Fault::SyncFails => {
+            disk.fail_sync_at(disk.syncs() + rng.below(20));
+            sim.tainted.borrow_mut().insert(node);
+        }
+        Fault::SlowDisk => {
+            disk.slow_syncs(millis(rng, 400));
+            sim.wait(long).await;
+            sim.cluster.disk(node).slow_syncs(Duration::ZERO);
+        }
+        Fault::Partition => {
+            let side = rng.next_u64();
+            let cuts = || {
+                let pairs = nodes.iter().flat_map(|one| nodes.iter().map(move |two| (*one, *two)));
+                pairs.filter(|(one, two)| (side >> one.0 ^ side >> two.0) & 1 == 1)
+            };
+            cuts().for_each(|(one, two)| network.cut(one, two));
+            sim.wait(long).await;
+            cuts().for_each(|(one, two)| network.heal(one, two));
+        }
+        Fault::OneWay => {
+            network.cut(node, other);
+            sim.wait(long).await;
+            network.heal(node, other);
+        }
+        Fault::Deaf => {
+            let deaf = rng.chance(1, 2);
+            let ways = || nodes.iter().map(|to| if deaf { (*to, node) } else { (node, *to) });
+            ways().for_each(|(one, two)| network.cut(one, two));
+            sim.wait(long).await;
+            ways().for_each(|(one, two)| network.heal(one, two));
+        }
+        Fault::Delay => {
+            let min = millis(rng, 50);
+            network.set_latency(min..=min + millis(rng, 300));
+            sim.wait(long).await;
+            network.set_latency(Duration::from_micros(100)..=Duration::from_millis(2));
+        }
+        Fault::SlowPath => {
+            network.set_slow(node, other, millis(rng, 1500));
+            sim.wait(long).await;
+            network.set_slow(node, other, Duration::ZERO);
+        }
+        Fault::Loss => {
+            network.set_loss([0.01, 0.05, 0.2][rng.below(3) as usize]);
+            sim.wait(long).await;
+            network.set_loss(0.0);
+        }
+        Fault::Duplication => {
+            network.set_duplication([0.05, 0.5][rng.below(2) as usize]);
+            sim.wait(long).await;
+            network.set_duplication(0.0);
+        }
+        Fault::Reset => network.reset(node, other),
+        Fault::Transfer => {
+            let group = GroupId(rng.below(sim.cluster.shape.splits.len() as u64 + 1));
+            for (_, running) in sim.cluster.all_running() {
+                let leads = running.node.status().into_iter().find(|status| status.group == group);
+                if leads.is_some_and(|status| status.leads) {
+                    running.during(running.node.transfer(group, other)).await;
+                }
+            }
+        }
+    }
+}
+
+/// Sees who leads and who has stopped; ends and starts those who have.
+pub(crate) async fn look_after(sim: Rc<Sim>) {
+    let mut rng = Rng::new(sim.plan.seed ^ 0x100c);
+    let mut snapshots = std::collections::BTreeMap::new();
+    loop {
+        sleep(Duration::from_millis(50)).await;
+        for (id, running) in sim.cluster.all_running() {
+            let mut failed = None;
+            for status in running.node.status() {
+                let group = status.group;
+                if status.leads && sim.history.borrow_mut().leaders.insert((group, status.term.0)) {
+                    let name = if group.is_root() { "epoch" } else { "term of another group" };
+                    sim.history.borrow_mut().count(name);
+                    let term = status.term;
+                    sim.trace.say(format_args!("node {id}"), format_args!("leads group {group} in term {term}"));
+                }
+                let installed = snapshots.entry((running.start, group)).or_insert(0);
+                while *installed < status.snapshots {
+                    *installed += 1;
+                    sim.history.borrow_mut().count("snapshot installed");
+                    sim.trace.say(format_args!("node {id}"), format_args!("group {group} from a snapshot"));
+                }
+                failed = failed.or(status.failure);
+            }
+            let Some(failure) = failed else {
+                continue;
+            };
+            sim.trace.say(format_args!("node {id}"), format_args!("has stopped: {failure}"));
+            sim.history.borrow_mut().count("node stopped by itself");
+            if !is_of_disk(&failure) {
+                let promise = "A replica stops only if its disk fails.";
+                sim.violate(promise, format!("node {id}: {failure}"));
+            }
+            let ending = match rng.chance(1, 3) && !sim.cluster.disk(id).crashed() {
+                true => Ending::Kill,
+                false => Ending::PowerCut,
+            };
+            end(&sim, id, ending);
+            let (away, sim) = (millis(&mut rng, 2000), Rc::clone(&sim));
+            tokio::task::spawn_local(async move {
+                sim.wait(away).await;
+                start(&sim, id).await;
+            });
+        }
+    }
+}

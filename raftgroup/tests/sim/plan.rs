@@ -1,0 +1,145 @@
+//! What a seed decides before anything runs.
+
+use std::time::Duration;
+
+use pontoon_wal::disk::sim::Rng;
+
+use crate::cluster::Shape;
+
+/// What is done to a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The power of a node fails.
+    PowerCut,
+    /// The power of all nodes fails.
+    Outage,
+    /// The process of a node is killed.
+    Kill,
+    /// A node's disk stops in the middle of what it does.
+    DiskStops,
+    /// A sync of a node's disk fails.
+    SyncFails,
+    /// A node's syncs take long.
+    SlowDisk,
+    /// Some nodes don't hear the others, nor are they heard.
+    Partition,
+    /// One node doesn't hear another.
+    OneWay,
+    /// One node hears nobody, though all hear it; or the other way round.
+    Deaf,
+    /// All messages take long.
+    Delay,
+    /// Messages of one node to another take long.
+    SlowPath,
+    /// Messages get lost.
+    Loss,
+    /// Messages arrive twice.
+    Duplication,
+    /// A connection breaks.
+    Reset,
+    /// A leader hands over.
+    Transfer,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 15] = [
+        Self::PowerCut,
+        Self::Outage,
+        Self::Kill,
+        Self::DiskStops,
+        Self::SyncFails,
+        Self::SlowDisk,
+        Self::Partition,
+        Self::OneWay,
+        Self::Deaf,
+        Self::Delay,
+        Self::SlowPath,
+        Self::Loss,
+        Self::Duplication,
+        Self::Reset,
+        Self::Transfer,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PowerCut => "fault: power cut",
+            Self::Outage => "fault: outage of all nodes",
+            Self::Kill => "fault: process kill",
+            Self::DiskStops => "fault: disk stops",
+            Self::SyncFails => "fault: sync fails",
+            Self::SlowDisk => "fault: slow disk",
+            Self::Partition => "fault: partition",
+            Self::OneWay => "fault: one-way cut",
+            Self::Deaf => "fault: deaf or dumb node",
+            Self::Delay => "fault: delay",
+            Self::SlowPath => "fault: slow path",
+            Self::Loss => "fault: loss",
+            Self::Duplication => "fault: duplication",
+            Self::Reset => "fault: reset",
+            Self::Transfer => "fault: leader transfer",
+        }
+    }
+}
+
+/// What a seed decides.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) shape: Shape,
+    pub(crate) clients: u64,
+    pub(crate) watchers: u64,
+    pub(crate) keys_per_group: u64,
+    /// A client's longest pause between two requests.
+    pub(crate) pause: Duration,
+    /// How long there are faults.
+    pub(crate) duration: Duration,
+    /// The longest pause between two faults.
+    pub(crate) calm: Duration,
+    /// How likely each fault is, next to the others.
+    pub(crate) faults: Vec<(Fault, u64)>,
+    /// Between two compactions, about; `None` for none.
+    pub(crate) compactions: Option<Duration>,
+}
+
+const SPLITS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
+
+impl Plan {
+    pub(crate) fn of(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        let nodes = [3, 3, 5][rng.below(3) as usize];
+        let groups = match rng.below(4) {
+            0 => 1 + rng.below(2),
+            _ => 1 + rng.below(8),
+        };
+        let mut shape = Shape::new(nodes, &SPLITS[..groups as usize - 1]);
+        if rng.chance(1, 2) {
+            // So short that who was away needs a snapshot.
+            shape.log_entries_kept = 5 + rng.below(40);
+            shape.log_bytes_max = 2_000 + rng.below(20_000);
+        }
+        shape.quiet_after = Duration::from_millis(1000 + rng.below(6000));
+        if rng.chance(2, 3) {
+            let mut second = || 80 + rng.below(46) as u32;
+            shape.seconds = (0..nodes).map(|_| second()).collect();
+        }
+        // Some kinds of faults, so that their mixtures differ.
+        let share = 1 + rng.below(4);
+        let faults = Fault::ALL.into_iter().filter_map(|fault| {
+            let weight = if fault == Fault::Outage { 1 } else { 1 + rng.below(5) };
+            rng.chance(share, 4).then_some((fault, weight))
+        });
+        let faults = faults.collect();
+        Self {
+            seed,
+            shape,
+            clients: 2 + rng.below(7),
+            watchers: 1 + rng.below(5),
+            keys_per_group: 1 + rng.below(5),
+            pause: Duration::from_millis([20, 100, 400][rng.below(3) as usize]),
+            duration: Duration::from_secs(8 + rng.below(32)),
+            calm: Duration::from_millis(400 + rng.below(5000)),
+            faults,
+            compactions: rng.chance(3, 4).then(|| Duration::from_millis(500 + rng.below(6000))),
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! One seed, one run; and the runs that tests ask for. `PONTOON_SECS` is how
+//! long new runs are begun, `PONTOON_THREADS` how many at a time.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pontoon_raftgroup::NodeId;
+use tokio::sync::{Notify, watch};
+use tokio::task::spawn_local;
+use tokio::time::{sleep, timeout};
+
+use crate::checkers;
+use crate::cluster::{Cluster, simulate};
+use crate::end;
+use crate::faults;
+use crate::history::History;
+use crate::plan::Plan;
+use crate::trace::{Shown, Trace};
+use crate::watchers;
+use crate::workload;
+
+/// A run under way.
+pub(crate) struct Sim {
+    pub(crate) plan: Plan,
+    pub(crate) cluster: Cluster,
+    pub(crate) history: RefCell<History>,
+    pub(crate) trace: Trace,
+    /// Nodes that are being started.
+    pub(crate) starting: RefCell<BTreeSet<NodeId>>,
+    /// Nodes whose disks may have a fault yet to strike.
+    pub(crate) tainted: RefCell<BTreeSet<NodeId>>,
+    /// The time for faults is over.
+    pub(crate) enough: watch::Sender<bool>,
+    /// There are no more faults, and clients ask no more.
+    pub(crate) healed: Cell<bool>,
+    /// Watches are to come to their end.
+    pub(crate) over: Cell<bool>,
+    pub(crate) ending: Notify,
+}
+
+impl Sim {
+    pub(crate) fn violate(&self, promise: &'static str, detail: String) {
+        self.trace.say("violation", &detail);
+        self.history.borrow_mut().violations.push((promise, detail));
+    }
+
+    /// Waits, but not longer than there are faults.
+    pub(crate) async fn wait(&self, time: Duration) {
+        let mut enough = self.enough.subscribe();
+        let _ = timeout(time, enough.wait_for(|enough| *enough)).await;
+    }
+
+    /// Returns when nothing has come for long.
+    pub(crate) async fn quiesced(&self) {
+        sleep(Duration::from_secs(3)).await;
+    }
+}
+
+/// What came of a run.
+pub(crate) struct Report {
+    pub(crate) seed: u64,
+    pub(crate) simulated: Duration,
+    pub(crate) counts: BTreeMap<&'static str, u64>,
+    pub(crate) hash: u64,
+    pub(crate) broken: Vec<(&'static str, String)>,
+}
+
+thread_local! {
+    /// Panics in tasks, which tokio keeps to itself.
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs a seed and checks it.
+pub(crate) fn run(seed: u64, shown: Shown) -> Report {
+    static HOOK: std::sync::Once = std::sync::Once::new();
+    HOOK.call_once(|| {
+        let otherwise = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.with_borrow_mut(|panics| panics.push(info.to_string()));
+            otherwise(info);
+        }));
+    });
+    PANICS.take();
+    let _awake = Awake::begin(seed);
+    let mut report = simulate(run_plan(Plan::of(seed), shown));
+    let panics = PANICS.take().into_iter();
+    report.broken.extend(panics.map(|panic| ("Nothing panics.", panic)));
+    report
+}
+
+/// Ends the process if a seed takes much too long: something goes round in
+/// circles without time passing.
+struct Awake(std::sync::mpsc::Sender<()>);
+
+impl Awake {
+    fn begin(seed: u64) -> Self {
+        let (awake, asleep) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let waited = asleep.recv_timeout(Duration::from_secs(90));
+            if waited == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                println!("seed {seed}: broken: Time goes on.");
+                std::process::exit(1);
+            }
+        });
+        Self(awake)
+    }
+}
+
+async fn run_plan(plan: Plan, shown: Shown) -> Report {
+    let cluster = Cluster::new(plan.seed, plan.shape.clone());
+    let trace = Trace::new(shown, &cluster.network);
+    trace.say("plan", format_args!("{plan:?}"));
+    let sim = Rc::new(Sim {
+        plan,
+        cluster,
+        history: RefCell::default(),
+        trace,
+        starting: RefCell::default(),
+        tainted: RefCell::default(),
+        enough: watch::Sender::new(false),
+        healed: Cell::new(false),
+        over: Cell::new(false),
+        ending: Notify::new(),
+    });
+    for id in sim.cluster.shape.ids() {
+        faults::start(&sim, id).await;
+    }
+    let mut tasks = Vec::new();
+    for number in 1..=sim.plan.clients {
+        tasks.push(spawn_local(workload::client(Rc::clone(&sim), number)));
+    }
+    let watches = (1..=sim.plan.watchers).map(|number| spawn_local(watchers::watch(Rc::clone(&sim), number)));
+    let watches: Vec<_> = watches.collect();
+    if let Some(every) = sim.plan.compactions {
+        tasks.push(spawn_local(workload::compact(Rc::clone(&sim), every)));
+    }
+    let looking = spawn_local(faults::look_after(Rc::clone(&sim)));
+    // A quiet beginning, so that most runs have some writes before the first fault.
+    sleep(Duration::from_secs(2)).await;
+    faults::rage(Rc::clone(&sim)).await;
+    for task in tasks {
+        // One that panicked is found by its panic.
+        let _ = task.await;
+    }
+    let end = end::come_to_rest(&sim).await;
+    for watch in watches {
+        let _ = timeout(Duration::from_secs(60), watch).await;
+    }
+    looking.abort();
+    sim.trace.say("end", "");
+    let simulated = sim.trace.now();
+    let hash = sim.trace.hash();
+    for id in sim.cluster.shape.ids() {
+        sim.cluster.end(id, crate::cluster::Ending::Kill);
+    }
+    let network = sim.cluster.network.counts();
+    sim.cluster.network.set_trace(None);
+    let mut history = sim.history.take();
+    history.counts.insert("messages: sent", network.sent);
+    history.counts.insert("messages: dropped", network.dropped);
+    history.counts.insert("messages: duplicated", network.duplicated);
+    history.counts.insert("writes found", history.truth.writes.len() as u64);
+    Report {
+        seed: sim.plan.seed,
+        simulated,
+        broken: checkers::check(&history, &end),
+        counts: history.counts,
+        hash,
+    }
+}
+
+/// What came of many runs.
+#[derive(Default)]
+struct Summary {
+    seeds: u64,
+    simulated: Duration,
+    counts: BTreeMap<&'static str, u64>,
+    broken: Vec<u64>,
+}
+
+impl Summary {
+    fn add(&mut self, report: &Report) {
+        self.seeds += 1;
+        self.simulated += report.simulated;
+        for (what, count) in &report.counts {
+            *self.counts.entry(what).or_default() += count;
+        }
+        if !report.broken.is_empty() {
+            self.broken.push(report.seed);
+        }
+    }
+
+    fn print(&self) {
+        let hours = self.simulated.as_secs_f64() / 3600.0;
+        println!("{} seeds, {hours:.2} simulated hours", self.seeds);
+        for (what, count) in &self.counts {
+            println!("{count:>10}  {what}");
+        }
+    }
+}
+
+/// Says what is wrong, in bounded length.
+fn tell(report: &Report) {
+    for (promise, detail) in &report.broken {
+        let detail: String = detail.chars().take(3000).collect();
+        println!("seed {}: broken: {promise}\n{detail}", report.seed);
+    }
+}
+
+/// Runs seeds on as many threads as were asked for; `twice` says which are
+/// run a second time, to be the same.
+fn run_all(seeds: &[u64], twice: impl Fn(u64) -> bool + Sync) {
+    let threads = std::env::var("PONTOON_THREADS").ok().and_then(|threads| threads.parse().ok());
+    let limit = std::env::var("PONTOON_SECS").ok().and_then(|secs| secs.parse().ok());
+    let limit = limit.map_or(Duration::MAX, Duration::from_secs);
+    let begun = std::time::Instant::now();
+    let next = AtomicU64::new(0);
+    let summary = parking_lot::Mutex::new(Summary::default());
+    std::thread::scope(|scope| {
+        for _ in 0..threads.unwrap_or(2) {
+            scope.spawn(|| {
+                while begun.elapsed() < limit
+                    && let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize)
+                {
+                    let mut report = run(*seed, Shown::Nothing);
+                    if twice(*seed) {
+                        let again = run(*seed, Shown::Nothing).hash;
+                        if again != report.hash {
+                            let hashes = format!("{:x} and {again:x}", report.hash);
+                            report.broken.push(("A seed has one trace.", hashes));
+                        }
+                    }
+                    tell(&report);
+                    summary.lock().add(&report);
+                }
+            });
+        }
+    });
+    let summary = summary.into_inner();
+    summary.print();
+    assert!(summary.broken.is_empty(), "broken seeds: {:?}", summary.broken);
+}
+
+/// A few dozen seeds that are always the same, and some that nobody has run.
+#[test]
+fn seeds() {
+    if let Ok(seed) = std::env::var("PONTOON_SEED") {
+        let seed = seed.parse().expect("PONTOON_SEED is a number");
+        let messages = std::env::var("PONTOON_TRACE").is_ok_and(|level| level == "2");
+        let report = run(seed, if messages { Shown::Messages } else { Shown::Events });
+        tell(&report);
+        let mut summary = Summary::default();
+        summary.add(&report);
+        summary.print();
+        assert!(report.broken.is_empty(), "seed {seed} is broken");
+        return;
+    }
+    if let Ok(range) = std::env::var("PONTOON_SEEDS") {
+        let (from, to) = range.split_once("..").expect("PONTOON_SEEDS is <from>..<to>");
+        let number = |text: &str| text.parse::<u64>().expect("seeds are numbers");
+        let seeds: Vec<_> = (number(from)..number(to)).collect();
+        return run_all(&seeds, |_| false);
+    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let fresh = now.expect("a clock").as_secs() % 1_000_000_000;
+    println!("fresh seeds from {fresh}");
+    let seeds: Vec<_> = (0..30).chain(fresh..fresh + 6).collect();
+    run_all(&seeds, |seed| seed % 5 == 0);
+}
