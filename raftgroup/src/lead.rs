@@ -9,10 +9,14 @@
 //!   of batches on their way, and by the bytes of each.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use pontoon_engine::{
     Answer, Effects, EngineError, Op, Pending, Reject, Request, Revision, Step, Store, Ticket, Txn,
@@ -26,7 +30,7 @@ use crate::cluster::{Cluster, ceiling_step, map_step};
 use crate::command::Command;
 use crate::ledger::{Ask, Hello, Ledger, Resolved, Stamp};
 use crate::map::RangeMap;
-use crate::message::{Answered, Declined, Done, Granted, Heard, Message, Work};
+use crate::message::{Answered, Declined, Done, Grant, Heard, Message, Work};
 use crate::node::Inner;
 use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::{Leadership, Proposed};
@@ -45,7 +49,7 @@ const REQUEST_BYTES_MAX: usize = 8 << 20;
 /// Tickets are counted anew when nothing is on its way, at the latest then.
 const TICKET_MAX: u32 = u32::MAX / 2;
 
-/// Batches on their way, asked for or proposed.
+/// Batches that are proposed and not applied; one more may wait for its revisions.
 const IN_FLIGHT_MAX: usize = 4;
 
 /// Serves a replica's jobs for as long as the node runs: does them while it
@@ -172,7 +176,7 @@ enum Event {
     },
     Granted {
         ask: u64,
-        granted: Granted,
+        granted: Grant,
     },
     Reported {
         session: u64,
@@ -188,6 +192,9 @@ struct Waiting {
     asks: u64,
     passed: oneshot::Sender<()>,
 }
+
+/// Ends with what came of it.
+type Call = Pin<Box<dyn Future<Output = Event> + Send>>;
 
 struct Lead<'a> {
     node: &'a Arc<Inner>,
@@ -219,6 +226,8 @@ struct Lead<'a> {
     resting: bool,
     /// The map has changed: nothing new, and over when all flights have ended.
     leaving: bool,
+    /// What was asked of others, on its way.
+    calls: FuturesUnordered<Call>,
     events: mpsc::UnboundedSender<Event>,
     happened: Option<mpsc::UnboundedReceiver<Event>>,
 }
@@ -280,6 +289,7 @@ impl<'a> Lead<'a> {
             draining: false,
             resting: false,
             leaving: false,
+            calls: FuturesUnordered::new(),
             events,
             happened: Some(happened),
         })
@@ -305,6 +315,7 @@ impl<'a> Lead<'a> {
                 break;
             }
             let floor_waits = self.floor_waits();
+            let mut event = None;
             tokio::select! {
                 biased;
                 changed = leadership.changed() => {
@@ -314,18 +325,8 @@ impl<'a> Lead<'a> {
                         break;
                     }
                 },
-                Some(event) = happened.recv() => {
-                    let mut event = Some(event);
-                    while let Some(next) = event {
-                        if !self.on(next).await {
-                            spent = self.term;
-                        }
-                        event = happened.try_recv().ok();
-                    }
-                    if spent == self.term {
-                        break;
-                    }
-                },
+                Some(next) = happened.recv() => event = Some(next),
+                Some(next) = self.calls.next() => event = Some(next),
                 Some(barrier) = barriers.recv() => self.wait_for(barrier),
                 changed = cluster.changed() => {
                     let version = cluster.borrow().map.as_ref().map(|map| map.version);
@@ -347,6 +348,15 @@ impl<'a> Lead<'a> {
                     self.wake().await;
                     self.held.extend(batch.drain(..));
                 },
+            }
+            while let Some(next) = event {
+                if !self.on(next).await {
+                    spent = self.term;
+                }
+                event = happened.try_recv().ok();
+            }
+            if spent == self.term {
+                break;
             }
         }
         self.end(leadership.borrow().leader);
@@ -384,11 +394,12 @@ impl<'a> Lead<'a> {
             Source::Sequencer(session) => session.with.is_some(),
         };
         let paused = self.draining || self.leaving || self.ticket > TICKET_MAX;
-        ready && !paused && self.asked.len() + self.flights.len() < IN_FLIGHT_MAX
+        // What comes while a question is on its way gathers for the next one.
+        ready && !paused && self.asked.is_empty() && self.flights.len() < IN_FLIGHT_MAX
     }
 
     /// A quiet group is woken by a quorum round: its followers hear of it.
-    async fn wake(&self) {
+    async fn wake(&mut self) {
         if self.replica.group.is_quiet() {
             // If it fails, so will the proposals.
             let _ = self.replica.rounds.confirm().await;
@@ -757,20 +768,19 @@ impl<'a> Lead<'a> {
         session.with = None;
         session.calling = true;
         let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
-        let events = self.events.clone();
-        self.node.scope.spawn(async move {
+        self.calls.push(Box::pin(async move {
             let (epoch, sequencer) = node.sequencer_known().await;
             // Rule 4: this round begins after the epoch was learned.
             let confirmed = replica.rounds.confirm().await.is_ok();
             if !confirmed {
                 tokio::time::sleep(RETRY).await;
             }
-            let _ = events.send(Event::Confirmed {
+            Event::Confirmed {
                 epoch,
                 sequencer,
                 confirmed,
-            });
-        });
+            }
+        }));
     }
 
     fn hello(&mut self, epoch: Term, sequencer: NodeId, confirmed: bool) {
@@ -804,19 +814,18 @@ impl<'a> Lead<'a> {
         }
         let node = Arc::clone(self.node);
         let call = node.call(sequencer, &Message::Hello(hello), node.timing.call);
-        let events = self.events.clone();
-        self.node.scope.spawn(async move {
+        self.calls.push(Box::pin(async move {
             let heard: Heard = call.await.unwrap_or(false);
             if !heard {
                 tokio::time::sleep(RETRY).await;
             }
-            let _ = events.send(Event::Announced {
+            Event::Announced {
                 epoch,
                 sequencer,
                 session: number,
                 heard,
-            });
-        });
+            }
+        }));
     }
 
     fn announced(&mut self, epoch: Term, sequencer: NodeId, number: u64, heard: bool) {
@@ -853,27 +862,26 @@ impl<'a> Lead<'a> {
                 root: batch.root,
             });
             let call = self.node.call(sequencer, &message, self.node.timing.call);
-            let events = self.events.clone();
-            self.node.scope.spawn(async move {
-                let granted = call.await.unwrap_or(Granted::Ignored);
-                let _ = events.send(Event::Granted { ask, granted });
-            });
+            self.calls.push(Box::pin(async move {
+                let granted = call.await.unwrap_or(Grant::Ignored);
+                Event::Granted { ask, granted }
+            }));
         }
     }
 
-    async fn granted(&mut self, ask: u64, granted: Granted) {
+    async fn granted(&mut self, ask: u64, granted: Grant) {
         let Some(batch) = self.asked.iter_mut().find(|batch| batch.ask == Some(ask)) else {
             // Of an older session.
             return;
         };
         match granted {
-            Granted::Granted { first, root } => batch.granted = Some((first, root)),
-            Granted::Stale { root } => {
+            Grant::Made { first, root } => batch.granted = Some((first, root)),
+            Grant::Stale { root } => {
                 // If it doesn't, it will be refused again.
                 self.node.root_catches_up(root).await;
                 return self.evaluate_again();
             }
-            Granted::Ignored => {
+            Grant::Ignored => {
                 if let Source::Sequencer(session) = &mut self.source {
                     session.with = None;
                 }
@@ -946,15 +954,14 @@ impl<'a> Lead<'a> {
             index,
         });
         let call = self.node.call(sequencer, &message, self.node.timing.call);
-        let events = self.events.clone();
-        self.node.scope.spawn(async move {
+        self.calls.push(Box::pin(async move {
             let heard = call.await.unwrap_or(false);
-            let _ = events.send(Event::Reported {
+            Event::Reported {
                 session: number,
                 revision,
                 heard,
-            });
-        });
+            }
+        }));
     }
 
     // --- reads (rule 9) ---

@@ -17,7 +17,7 @@ pub(crate) enum Message {
     Raft { group: GroupId, body: Bytes },
     /// To the sequencer; answered with a [`Heard`].
     Hello(Hello),
-    /// To the sequencer; answered with a [`Granted`].
+    /// To the sequencer; answered with a [`Grant`].
     Ask(Ask),
     /// To the sequencer; answered with a [`Heard`].
     Resolved(Resolved),
@@ -51,16 +51,16 @@ pub(crate) type Heard = bool;
 
 /// Answer to an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Granted {
+pub(crate) enum Grant {
     /// These revisions; `root` is the sequencer's applied root entry.
-    Granted { first: Revision, root: LogIndex },
+    Made { first: Revision, root: LogIndex },
     /// The cluster has changed: catch up to this root entry first.
     Stale { root: LogIndex },
     /// Not here, or not any more.
     Ignored,
 }
 
-wire!(enum Granted { 0 => Granted { first, root }, 1 => Stale { root }, 2 => Ignored });
+wire!(enum Grant { 0 => Made { first, root }, 1 => Stale { root }, 2 => Ignored });
 
 /// A confirmed revision to read at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -462,7 +462,6 @@ impl Inner {
                 dirty_bytes_max: self.dirty_bytes_max / 2,
                 log_bytes_max: self.config.log_bytes_max,
                 recent_bytes_max: (self.config.recent_bytes_max / groups).max(1 << 20),
-                ..pontoon_engine::Config::default()
             },
             timing: self.config.timing,
             log_entries_kept: self.config.log_entries_kept,

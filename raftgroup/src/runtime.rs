@@ -9,9 +9,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use openraft::AsyncRuntime;
 use openraft::OptionalSend;
 use openraft::impls::TokioRuntime;
+use openraft::{AsyncRuntime, Instant as _};
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -91,6 +91,12 @@ impl Scope {
     }
 }
 
+/// A deadline as near as this is now.
+const AT_ONCE: Duration = Duration::from_micros(5);
+
+/// What tokio's timer rounds up to.
+const TIMER_TICK: Duration = Duration::from_millis(1);
+
 /// openraft's runtime: tokio, inside the current [`Scope`].
 #[derive(Debug)]
 pub(crate) struct Runtime;
@@ -124,8 +130,14 @@ impl AsyncRuntime for Runtime {
         TokioRuntime::sleep(duration)
     }
 
+    /// openraft waits "a microsecond" for more completions of the log, of
+    /// which tokio's timer would make a millisecond.
     fn sleep_until(deadline: Self::Instant) -> Self::Sleep {
-        TokioRuntime::sleep_until(deadline)
+        let now = Self::Instant::now();
+        TokioRuntime::sleep_until(match deadline < now + AT_ONCE {
+            true => now - TIMER_TICK,
+            false => deadline,
+        })
     }
 
     fn timeout<R, F: Future<Output = R> + OptionalSend>(

@@ -4,7 +4,7 @@
 //! group confirmed, in a round that began after it was made, that this is
 //! still the leader (rule 3). One round serves all that wait.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ use crate::command::Command;
 use crate::ledger::{Ask, Asked, Hello, Ledger, Resolved};
 use crate::link::Reply;
 use crate::marks::{GroupMark, Marks};
-use crate::message::{Granted, Heard, Message, ReadPoint};
+use crate::message::{Grant, Heard, Message, ReadPoint};
 use crate::node::Inner;
-use crate::position::{GroupId, NodeId, Term};
+use crate::position::{NodeId, Term};
 use crate::raft::Proposed;
 use crate::replica::Replica;
 
@@ -165,8 +165,8 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
             while let Some((ask, reply)) = asks.pop_front() {
                 match ledger.ask(&ask) {
                     Asked::Granted(first) => granted.push((first, reply)),
-                    Asked::Stale => reply.send(Granted::Stale { root: changed }.encode()),
-                    Asked::Ignored => reply.send(Granted::Ignored.encode()),
+                    Asked::Stale => reply.send(Grant::Stale { root: changed }.encode()),
+                    Asked::Ignored => reply.send(Grant::Ignored.encode()),
                     Asked::Wait => {
                         asks.push_front((ask, reply));
                         break;
@@ -188,7 +188,7 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
             continue;
         }
         for (first, reply) in granted {
-            reply.send(Granted::Granted { first, root }.encode());
+            reply.send(Grant::Made { first, root }.encode());
         }
         for reply in readers.drain(..) {
             reply.send(Some(point).encode());
@@ -240,7 +240,8 @@ const RETRY: Duration = Duration::from_millis(100);
 async fn tell(desk: Arc<Desk>, member: NodeId) {
     let mut news = desk.news.subscribe();
     let mut sequence = 0;
-    let mut told: BTreeMap<GroupId, GroupMark> = BTreeMap::new();
+    // In the order of the groups.
+    let mut told: Vec<GroupMark> = Vec::new();
     let mut told_open = Revision(0);
     loop {
         news.mark_unchanged();
@@ -249,11 +250,11 @@ async fn tell(desk: Arc<Desk>, member: NodeId) {
             let ledger = desk.ledger.lock();
             (ledger.read_point(), ledger.marks().collect())
         };
-        let groups: Vec<_> = all
-            .iter()
-            .filter(|mark| sequence == 0 || told.get(&mark.group) != Some(mark))
-            .copied()
-            .collect();
+        let is_told = |mark: &GroupMark| {
+            let place = told.binary_search_by_key(&mark.group, |told| told.group);
+            sequence > 0 && place.is_ok_and(|place| told[place] == *mark)
+        };
+        let groups: Vec<_> = all.iter().filter(|mark| !is_told(mark)).copied().collect();
         if sequence > 0 && groups.is_empty() && open == told_open {
             if news.changed().await.is_err() {
                 return;
@@ -274,7 +275,7 @@ async fn tell(desk: Arc<Desk>, member: NodeId) {
             .unwrap_or(false);
         if heard {
             sequence += 1;
-            told = all.into_iter().map(|mark| (mark.group, mark)).collect();
+            told = all;
             told_open = open;
         } else {
             // Something may be missing: next time everything is told.

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use pontoon_engine::*;
 
+#[path = "model/refused.rs"]
 mod refused;
 
 /// Revision, and place within the revision.
@@ -22,7 +23,7 @@ pub(crate) struct Model {
     pub(crate) floor: i64,
     pub(crate) leases: BTreeSet<i64>,
     /// What each key became, and when; `None` is deleted.
-    history: BTreeMap<Bytes, BTreeMap<When, Option<KeyValue>>>,
+    pub(crate) history: BTreeMap<Bytes, BTreeMap<When, Option<KeyValue>>>,
     /// The same of transactions that are not decided.
     staged: BTreeMap<i64, Vec<(Bytes, When, Option<KeyValue>)>>,
     /// Changes that the request being executed has made so far.

@@ -42,7 +42,10 @@ impl Shape {
     pub(crate) fn new(nodes: u64, splits: &[&'static str]) -> Self {
         Self {
             nodes,
-            splits: splits.iter().map(|key| Bytes::from_static(key.as_bytes())).collect(),
+            splits: splits
+                .iter()
+                .map(|key| Bytes::from_static(key.as_bytes()))
+                .collect(),
             log_entries_kept: 10_000,
             log_bytes_max: 256 << 20,
             quiet_after: Duration::from_secs(5),
@@ -165,7 +168,12 @@ impl Cluster {
     fn config(&self, id: NodeId) -> Config {
         let addresses = self.shape.ids().map(|id| (id, String::new())).collect();
         let mut config = Config::new(id, 7, "/data", addresses);
-        let seconds = self.shape.seconds.get(id.0 as usize - 1).copied().unwrap_or(100);
+        let seconds = self
+            .shape
+            .seconds
+            .get(id.0 as usize - 1)
+            .copied()
+            .unwrap_or(100);
         let Timing {
             heartbeat,
             election_min,
@@ -195,8 +203,12 @@ impl Cluster {
     /// Those that run.
     pub(crate) fn all_running(&self) -> Vec<(NodeId, Running)> {
         let members = self.members.borrow();
-        let running = members.iter().map(|(id, member)| (*id, member.running.clone()));
-        running.filter_map(|(id, running)| Some((id, running?))).collect()
+        let running = members
+            .iter()
+            .map(|(id, member)| (*id, member.running.clone()));
+        running
+            .filter_map(|(id, running)| Some((id, running?)))
+            .collect()
     }
 
     pub(crate) fn disk(&self, id: NodeId) -> SimDisk {
@@ -213,7 +225,9 @@ impl Cluster {
             running.scope.end();
         }
         member.disk = match ending {
-            Ending::PowerCut => member.disk.power_cut(self.seed ^ self.starts.get() ^ id.0 << 32),
+            Ending::PowerCut => member
+                .disk
+                .power_cut(self.seed ^ self.starts.get() ^ id.0 << 32),
             Ending::Kill => member.disk.process_kill(),
         };
     }

@@ -34,10 +34,15 @@ pub(crate) async fn come_to_rest(sim: &Rc<Sim>) -> End {
             let key = key(group, 0);
             let put = move |number: usize| {
                 let value = number.to_string().into();
-                Asked::Request(Request::Put(Put { key, value, ..Put::default() }))
+                Asked::Request(Request::Put(Put {
+                    key,
+                    value,
+                    ..Put::default()
+                }))
             };
             if !insist(sim, id, deadline, put).await {
-                end.stuck.push(format!("a put to group {group} at node {id}"));
+                end.stuck
+                    .push(format!("a put to group {group} at node {id}"));
             }
         }
     }
@@ -47,7 +52,8 @@ pub(crate) async fn come_to_rest(sim: &Rc<Sim>) -> End {
             end.stuck.push(format!("a read of all keys at node {id}"));
         }
         if !insist(sim, id, deadline, |_| Asked::Serializable(all())).await {
-            end.stuck.push(format!("a serializable read of all keys at node {id}"));
+            end.stuck
+                .push(format!("a serializable read of all keys at node {id}"));
         }
         if !watches(sim, id, deadline).await {
             end.stuck.push(format!("a watch of all keys at node {id}"));
@@ -90,7 +96,14 @@ async fn watches(sim: &Rc<Sim>, id: NodeId, deadline: Instant) -> bool {
     let Some(running) = sim.cluster.running(id) else {
         return false;
     };
-    let last = *sim.history.borrow().truth.writes.keys().next_back().unwrap_or(&0);
+    let last = *sim
+        .history
+        .borrow()
+        .truth
+        .writes
+        .keys()
+        .next_back()
+        .unwrap_or(&0);
     let mut stream = running.node.watch(Watch {
         keys: KeyRange::all(),
         from: pontoon_engine::Revision(last),
@@ -101,7 +114,11 @@ async fn watches(sim: &Rc<Sim>, id: NodeId, deadline: Instant) -> bool {
 }
 
 fn contents(sim: &Sim) -> BTreeMap<GroupId, BTreeMap<NodeId, Option<(LogIndex, ContentHash)>>> {
-    let of = |id, group| sim.cluster.running(id).and_then(|running| running.node.content(group));
+    let of = |id, group| {
+        sim.cluster
+            .running(id)
+            .and_then(|running| running.node.content(group))
+    };
     let groups = sim.cluster.shape.groups().map(|group| {
         let nodes = sim.cluster.shape.ids().map(|id| (id, of(id, group)));
         (group, nodes.collect())

@@ -28,13 +28,17 @@ pub(crate) async fn rage(sim: Rc<Sim>) {
             continue;
         }
         let mut drawn = rng.below(weights);
-        let chosen = sim.plan.faults.iter().find(|(_, weight)| match drawn < *weight {
-            true => true,
-            false => {
-                drawn -= weight;
-                false
-            }
-        });
+        let chosen = sim
+            .plan
+            .faults
+            .iter()
+            .find(|(_, weight)| match drawn < *weight {
+                true => true,
+                false => {
+                    drawn -= weight;
+                    false
+                }
+            });
         let fault = chosen.expect("weights add up").0;
         sim.history.borrow_mut().count(fault.name());
         running.spawn_local(inflict(Rc::clone(&sim), fault, Rng::new(rng.next_u64())));
@@ -77,7 +81,8 @@ fn end(sim: &Sim, id: NodeId, ending: Ending) {
     // and gone after the next power cut.
     let tainted = sim.tainted.borrow_mut().remove(&id);
     let ending = if tainted { Ending::PowerCut } else { ending };
-    sim.trace.say(format_args!("node {id}"), format_args!("{ending:?}"));
+    sim.trace
+        .say(format_args!("node {id}"), format_args!("{ending:?}"));
     sim.history.borrow_mut().count("node ended");
     sim.cluster.end(id, ending);
 }
@@ -111,7 +116,10 @@ fn is_of_disk(failure: &str) -> bool {
 
 /// Ends nodes and starts them again after a while.
 async fn bounce(sim: &Rc<Sim>, ids: &[NodeId], ending: Ending, away: Duration) {
-    let ids: Vec<_> = ids.iter().filter(|id| sim.cluster.running(**id).is_some()).collect();
+    let ids: Vec<_> = ids
+        .iter()
+        .filter(|id| sim.cluster.running(**id).is_some())
+        .collect();
     for id in &ids {
         end(sim, **id, ending);
     }
@@ -129,7 +137,10 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
     let other = nodes[rng.below(nodes.len() as u64) as usize];
     let long = millis(rng, 6000);
     let disk = sim.cluster.disk(node);
-    sim.trace.say("faults", format_args!("{fault:?} node {node} other {other} for {long:?}"));
+    sim.trace.say(
+        "faults",
+        format_args!("{fault:?} node {node} other {other} for {long:?}"),
+    );
     match fault {
         Fault::PowerCut => bounce(&sim, &[node], Ending::PowerCut, long).await,
         Fault::Kill => bounce(&sim, &[node], Ending::Kill, long / 3).await,
@@ -150,7 +161,9 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
         Fault::Partition => {
             let side = rng.next_u64();
             let cuts = || {
-                let pairs = nodes.iter().flat_map(|one| nodes.iter().map(move |two| (*one, *two)));
+                let pairs = nodes
+                    .iter()
+                    .flat_map(|one| nodes.iter().map(move |two| (*one, *two)));
                 pairs.filter(|(one, two)| (side >> one.0 ^ side >> two.0) & 1 == 1)
             };
             cuts().for_each(|(one, two)| network.cut(one, two));
@@ -164,7 +177,11 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
         }
         Fault::Deaf => {
             let deaf = rng.chance(1, 2);
-            let ways = || nodes.iter().map(|to| if deaf { (*to, node) } else { (node, *to) });
+            let ways = || {
+                nodes
+                    .iter()
+                    .map(|to| if deaf { (*to, node) } else { (node, *to) })
+            };
             ways().for_each(|(one, two)| network.cut(one, two));
             sim.wait(long).await;
             ways().for_each(|(one, two)| network.heal(one, two));
@@ -194,7 +211,11 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
         Fault::Transfer => {
             let group = GroupId(rng.below(sim.cluster.shape.splits.len() as u64 + 1));
             for (_, running) in sim.cluster.all_running() {
-                let leads = running.node.status().into_iter().find(|status| status.group == group);
+                let leads = running
+                    .node
+                    .status()
+                    .into_iter()
+                    .find(|status| status.group == group);
                 if leads.is_some_and(|status| status.leads) {
                     running.during(running.node.transfer(group, other)).await;
                 }
@@ -213,24 +234,43 @@ pub(crate) async fn look_after(sim: Rc<Sim>) {
             let mut failed = None;
             for status in running.node.status() {
                 let group = status.group;
-                if status.leads && sim.history.borrow_mut().leaders.insert((group, status.term.0)) {
-                    let name = if group.is_root() { "epoch" } else { "term of another group" };
+                if status.leads
+                    && sim
+                        .history
+                        .borrow_mut()
+                        .leaders
+                        .insert((group, status.term.0))
+                {
+                    let name = if group.is_root() {
+                        "epoch"
+                    } else {
+                        "term of another group"
+                    };
                     sim.history.borrow_mut().count(name);
                     let term = status.term;
-                    sim.trace.say(format_args!("node {id}"), format_args!("leads group {group} in term {term}"));
+                    sim.trace.say(
+                        format_args!("node {id}"),
+                        format_args!("leads group {group} in term {term}"),
+                    );
                 }
                 let installed = snapshots.entry((running.start, group)).or_insert(0);
                 while *installed < status.snapshots {
                     *installed += 1;
                     sim.history.borrow_mut().count("snapshot installed");
-                    sim.trace.say(format_args!("node {id}"), format_args!("group {group} from a snapshot"));
+                    sim.trace.say(
+                        format_args!("node {id}"),
+                        format_args!("group {group} from a snapshot"),
+                    );
                 }
                 failed = failed.or(status.failure);
             }
             let Some(failure) = failed else {
                 continue;
             };
-            sim.trace.say(format_args!("node {id}"), format_args!("has stopped: {failure}"));
+            sim.trace.say(
+                format_args!("node {id}"),
+                format_args!("has stopped: {failure}"),
+            );
             sim.history.borrow_mut().count("node stopped by itself");
             if !is_of_disk(&failure) {
                 let promise = "A replica stops only if its disk fails.";

@@ -82,11 +82,21 @@ impl Operation {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { client, node, start, invoked, returned, .. } = self;
+        let Self {
+            client,
+            node,
+            start,
+            invoked,
+            returned,
+            ..
+        } = self;
         let (at, asked, outcome) = (Stamp(self.at), &self.asked, &self.outcome);
         let text = format!("{asked:?} -> {outcome:?}");
         let text: String = text.chars().take(900).collect();
-        write!(f, "{at} [{invoked}..{returned}] client {client} at node {node}/{start}: {text}")
+        write!(
+            f,
+            "{at} [{invoked}..{returned}] client {client} at node {node}/{start}: {text}"
+        )
     }
 }
 
@@ -155,7 +165,10 @@ impl Truth {
     ) -> impl Iterator<Item = (i64, u32, &'a Changed)> {
         let writes = (from <= through).then(|| self.writes.range(from..=through));
         let all = writes.into_iter().flatten().flat_map(|(revision, write)| {
-            write.changes.iter().map(|(sub, changed)| (*revision, *sub, changed))
+            write
+                .changes
+                .iter()
+                .map(|(sub, changed)| (*revision, *sub, changed))
         });
         all.filter(|(_, _, changed)| keys.contains(&changed.key))
     }
@@ -172,7 +185,9 @@ impl Truth {
 #[derive(Clone, Debug)]
 pub(crate) enum Seen {
     /// Begun, or resumed; from which revision, if that is known.
-    Began { from: Option<i64> },
+    Began {
+        from: Option<i64>,
+    },
     Events(Vec<Event>),
     Compacted(i64),
 }

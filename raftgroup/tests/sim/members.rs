@@ -29,7 +29,10 @@ async fn all_take_writes(cluster: &Cluster, context: &str) {
     for (id, running) in cluster.all_running() {
         for key in KEYS {
             while !put(&running.node, key, Duration::from_secs(2)).await {
-                assert!(Instant::now() < deadline, "{context}: no put of {key} at node {id}");
+                assert!(
+                    Instant::now() < deadline,
+                    "{context}: no put of {key} at node {id}"
+                );
             }
         }
     }
@@ -62,8 +65,13 @@ async fn tolerates(members: u64) {
                     let done = put(&running.node, key, Duration::from_secs(1)).await;
                     assert!(!done, "{context}, and {last}: a put of {key} at node {id}");
                     let range = Range::of(KeyRange::one(key));
-                    let read = running.node.read_serializable(&range, Duration::from_secs(1)).await;
-                    let read = read.unwrap_or_else(|error| panic!("{context}, and {last}: node {id}: {error}"));
+                    let read = running
+                        .node
+                        .read_serializable(&range, Duration::from_secs(1))
+                        .await;
+                    let read = read.unwrap_or_else(|error| {
+                        panic!("{context}, and {last}: node {id}: {error}")
+                    });
                     assert_eq!(read.count, 1);
                 }
             }

@@ -125,7 +125,11 @@ impl Plan {
         // Some kinds of faults, so that their mixtures differ.
         let share = 1 + rng.below(4);
         let faults = Fault::ALL.into_iter().filter_map(|fault| {
-            let weight = if fault == Fault::Outage { 1 } else { 1 + rng.below(5) };
+            let weight = if fault == Fault::Outage {
+                1
+            } else {
+                1 + rng.below(5)
+            };
             rng.chance(share, 4).then_some((fault, weight))
         });
         let faults = faults.collect();
@@ -139,7 +143,9 @@ impl Plan {
             duration: Duration::from_secs(8 + rng.below(32)),
             calm: Duration::from_millis(400 + rng.below(5000)),
             faults,
-            compactions: rng.chance(3, 4).then(|| Duration::from_millis(500 + rng.below(6000))),
+            compactions: rng
+                .chance(3, 4)
+                .then(|| Duration::from_millis(500 + rng.below(6000))),
         }
     }
 }

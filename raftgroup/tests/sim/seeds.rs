@@ -87,7 +87,9 @@ pub(crate) fn run(seed: u64, shown: Shown) -> Report {
     let _awake = Awake::begin(seed);
     let mut report = simulate(run_plan(Plan::of(seed), shown));
     let panics = PANICS.take().into_iter();
-    report.broken.extend(panics.map(|panic| ("Nothing panics.", panic)));
+    report
+        .broken
+        .extend(panics.map(|panic| ("Nothing panics.", panic)));
     report
 }
 
@@ -132,7 +134,8 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     for number in 1..=sim.plan.clients {
         tasks.push(spawn_local(workload::client(Rc::clone(&sim), number)));
     }
-    let watches = (1..=sim.plan.watchers).map(|number| spawn_local(watchers::watch(Rc::clone(&sim), number)));
+    let watches =
+        (1..=sim.plan.watchers).map(|number| spawn_local(watchers::watch(Rc::clone(&sim), number)));
     let watches: Vec<_> = watches.collect();
     if let Some(every) = sim.plan.compactions {
         tasks.push(spawn_local(workload::compact(Rc::clone(&sim), every)));
@@ -161,8 +164,12 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     let mut history = sim.history.take();
     history.counts.insert("messages: sent", network.sent);
     history.counts.insert("messages: dropped", network.dropped);
-    history.counts.insert("messages: duplicated", network.duplicated);
-    history.counts.insert("writes found", history.truth.writes.len() as u64);
+    history
+        .counts
+        .insert("messages: duplicated", network.duplicated);
+    history
+        .counts
+        .insert("writes found", history.truth.writes.len() as u64);
     Report {
         seed: sim.plan.seed,
         simulated,
@@ -213,8 +220,12 @@ fn tell(report: &Report) {
 /// Runs seeds on as many threads as were asked for; `twice` says which are
 /// run a second time, to be the same.
 fn run_all(seeds: &[u64], twice: impl Fn(u64) -> bool + Sync) {
-    let threads = std::env::var("PONTOON_THREADS").ok().and_then(|threads| threads.parse().ok());
-    let limit = std::env::var("PONTOON_SECS").ok().and_then(|secs| secs.parse().ok());
+    let threads = std::env::var("PONTOON_THREADS")
+        .ok()
+        .and_then(|threads| threads.parse().ok());
+    let limit = std::env::var("PONTOON_SECS")
+        .ok()
+        .and_then(|secs| secs.parse().ok());
     let limit = limit.map_or(Duration::MAX, Duration::from_secs);
     let begun = std::time::Instant::now();
     let next = AtomicU64::new(0);
@@ -241,7 +252,11 @@ fn run_all(seeds: &[u64], twice: impl Fn(u64) -> bool + Sync) {
     });
     let summary = summary.into_inner();
     summary.print();
-    assert!(summary.broken.is_empty(), "broken seeds: {:?}", summary.broken);
+    assert!(
+        summary.broken.is_empty(),
+        "broken seeds: {:?}",
+        summary.broken
+    );
 }
 
 /// A few dozen seeds that are always the same, and some that nobody has run.
@@ -250,7 +265,14 @@ fn seeds() {
     if let Ok(seed) = std::env::var("PONTOON_SEED") {
         let seed = seed.parse().expect("PONTOON_SEED is a number");
         let messages = std::env::var("PONTOON_TRACE").is_ok_and(|level| level == "2");
-        let report = run(seed, if messages { Shown::Messages } else { Shown::Events });
+        let report = run(
+            seed,
+            if messages {
+                Shown::Messages
+            } else {
+                Shown::Events
+            },
+        );
         tell(&report);
         let mut summary = Summary::default();
         summary.add(&report);
@@ -259,7 +281,9 @@ fn seeds() {
         return;
     }
     if let Ok(range) = std::env::var("PONTOON_SEEDS") {
-        let (from, to) = range.split_once("..").expect("PONTOON_SEEDS is <from>..<to>");
+        let (from, to) = range
+            .split_once("..")
+            .expect("PONTOON_SEEDS is <from>..<to>");
         let number = |text: &str| text.parse::<u64>().expect("seeds are numbers");
         let seeds: Vec<_> = (number(from)..number(to)).collect();
         return run_all(&seeds, |_| false);

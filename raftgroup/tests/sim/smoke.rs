@@ -21,11 +21,17 @@ fn one_node_one_group() {
         let node = cluster.node(1);
         for n in 0..10 {
             let answer = node.request(put("key", &n.to_string()), WITHIN).await;
-            let Ok(Answer::Put(answer)) = answer else { panic!("{answer:?}") };
+            let Ok(Answer::Put(answer)) = answer else {
+                panic!("{answer:?}")
+            };
             assert_eq!(answer.revision.0, 2 + n);
         }
-        let answer = node.request(Request::Range(Range::of(KeyRange::all())), WITHIN).await;
-        let Ok(Answer::Range(answer)) = answer else { panic!("{answer:?}") };
+        let answer = node
+            .request(Request::Range(Range::of(KeyRange::all())), WITHIN)
+            .await;
+        let Ok(Answer::Range(answer)) = answer else {
+            panic!("{answer:?}")
+        };
         assert_eq!((answer.count, answer.revision.0), (1, 11));
     });
 }
@@ -39,14 +45,21 @@ fn three_nodes_four_groups() {
             let node = cluster.node(1 + n % 3);
             let key = ["a", "g", "n", "z"][n as usize % 4];
             let answer = node.request(put(key, &n.to_string()), WITHIN).await;
-            let Ok(Answer::Put(answer)) = answer else { panic!("{n}: {answer:?}") };
+            let Ok(Answer::Put(answer)) = answer else {
+                panic!("{n}: {answer:?}")
+            };
             assert!(answer.revision.0 > last);
             last = answer.revision.0;
         }
         for id in 1..=3 {
             let all = Range::of(KeyRange::all());
-            let answer = cluster.node(id).request(Request::Range(all.clone()), WITHIN).await;
-            let Ok(Answer::Range(answer)) = answer else { panic!("{answer:?}") };
+            let answer = cluster
+                .node(id)
+                .request(Request::Range(all.clone()), WITHIN)
+                .await;
+            let Ok(Answer::Range(answer)) = answer else {
+                panic!("{answer:?}")
+            };
             assert_eq!((answer.count, answer.revision.0), (4, last));
             let answer = cluster.node(id).read_serializable(&all, WITHIN).await;
             let answer = answer.expect("it is here");

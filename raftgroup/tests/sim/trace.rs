@@ -35,7 +35,13 @@ impl Trace {
         let messages = Arc::new(Mutex::new(DefaultHasher::new()));
         let hash = Arc::clone(&messages);
         network.set_trace(Some(Box::new(move |delivery: SimDelivery<'_>| {
-            let SimDelivery { at, from, to, bytes, head } = delivery;
+            let SimDelivery {
+                at,
+                from,
+                to,
+                bytes,
+                head,
+            } = delivery;
             (at, from, to, bytes, head).hash(&mut *hash.lock());
             if shown == Shown::Messages {
                 let head = head.escape_ascii();

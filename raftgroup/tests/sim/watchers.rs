@@ -54,7 +54,10 @@ pub(crate) async fn watch(sim: Rc<Sim>, number: u64) {
     let groups: Vec<_> = sim.cluster.shape.groups().collect();
     let group = groups[rng.below(groups.len() as u64) as usize];
     let keys = match rng.below(4) {
-        0 => KeyRange::one(crate::workload::key(group, rng.below(sim.plan.keys_per_group))),
+        0 => KeyRange::one(crate::workload::key(
+            group,
+            rng.below(sim.plan.keys_per_group),
+        )),
         1 => group_keys(&sim.cluster.shape, group),
         _ => KeyRange::all(),
     };
@@ -100,9 +103,21 @@ pub(crate) async fn watch(sim: Rc<Sim>, number: u64) {
         if from <= 0 && stream.delivered().0 > 0 {
             from = stream.delivered().0 + 1;
         }
-        note(id, Seen::Began { from: (from > 0).then_some(from) });
-        sim.trace.say(format_args!("watch {number}"), format_args!("from {from} at node {id}"));
-        let stays = Duration::from_millis(if restless { 1 + rng.below(6000) } else { 1 << 30 });
+        note(
+            id,
+            Seen::Began {
+                from: (from > 0).then_some(from),
+            },
+        );
+        sim.trace.say(
+            format_args!("watch {number}"),
+            format_args!("from {from} at node {id}"),
+        );
+        let stays = Duration::from_millis(if restless {
+            1 + rng.below(6000)
+        } else {
+            1 << 30
+        });
         let leaves = sleep(stays);
         tokio::pin!(leaves);
         loop {
@@ -121,7 +136,10 @@ pub(crate) async fn watch(sim: Rc<Sim>, number: u64) {
                 None | Some(None) => break,
                 Some(Some(Delivery::Events(events))) => {
                     let last = events.last().map_or(0, |event| event.change.revision.0);
-                    sim.trace.say(format_args!("watch {number}"), format_args!("{} events to {last}", events.len()));
+                    sim.trace.say(
+                        format_args!("watch {number}"),
+                        format_args!("{} events to {last}", events.len()),
+                    );
                     from = from.max(last + 1);
                     note(id, Seen::Events(events));
                     if slow > 0 && !sim.over.get() {
@@ -129,7 +147,10 @@ pub(crate) async fn watch(sim: Rc<Sim>, number: u64) {
                     }
                 }
                 Some(Some(Delivery::Compacted(floor))) => {
-                    sim.trace.say(format_args!("watch {number}"), format_args!("{from} is below {floor}"));
+                    sim.trace.say(
+                        format_args!("watch {number}"),
+                        format_args!("{from} is below {floor}"),
+                    );
                     note(id, Seen::Compacted(floor.0));
                     from = floor.0;
                     break;

@@ -25,7 +25,11 @@ pub(crate) fn key(group: GroupId, number: u64) -> Bytes {
 }
 
 pub(crate) fn group_keys(shape: &Shape, group: GroupId) -> KeyRange {
-    let first = if group.is_root() { "\0".to_owned() } else { letter(group).to_string() };
+    let first = if group.is_root() {
+        "\0".to_owned()
+    } else {
+        letter(group).to_string()
+    };
     match shape.splits.get(group.0 as usize) {
         Some(next) => KeyRange::new(first, next.clone()),
         None => KeyRange::new(first, "\0"),
@@ -62,7 +66,10 @@ pub(crate) async fn ask(
         });
         (number, asked)
     };
-    sim.trace.say(format_args!("client {client}"), format_args!("{number} at node {id}: {asked:?}"));
+    sim.trace.say(
+        format_args!("client {client}"),
+        format_args!("{number} at node {id}: {asked:?}"),
+    );
     let node = &running.node;
     let outcome = running.during(async {
         match asked {
@@ -84,7 +91,10 @@ pub(crate) async fn ask(
         Some(Err(_)) => Outcome::Unknown("leader changed"),
         None => Outcome::Unknown("the node ended"),
     };
-    sim.trace.say(format_args!("client {client}"), format_args!("{number}: {outcome:?}"));
+    sim.trace.say(
+        format_args!("client {client}"),
+        format_args!("{number}: {outcome:?}"),
+    );
     let mut history = sim.history.borrow_mut();
     history.count(match &outcome {
         Outcome::Answer(_) | Outcome::Compacted(_) => "outcome: answered",
@@ -110,7 +120,10 @@ pub(crate) async fn client(sim: Rc<Sim>, number: u64) {
     let rng = &mut rng;
     let mut bound = NodeId(1 + rng.below(sim.cluster.shape.nodes));
     while !sim.healed.get() {
-        sleep(Duration::from_millis(rng.below(1 + sim.plan.pause.as_millis() as u64))).await;
+        sleep(Duration::from_millis(
+            rng.below(1 + sim.plan.pause.as_millis() as u64),
+        ))
+        .await;
         let running = match sim.cluster.running(bound) {
             Some(running) if !rng.chance(1, 40) => running,
             _ => {
@@ -119,7 +132,11 @@ pub(crate) async fn client(sim: Rc<Sim>, number: u64) {
             }
         };
         let within = Duration::from_millis(500 + rng.below(3500));
-        let mut maker = Maker { sim: &sim, rng: &mut *rng, kind: "" };
+        let mut maker = Maker {
+            sim: &sim,
+            rng: &mut *rng,
+            kind: "",
+        };
         let known = maker.snapshot();
         let make = |id| maker.asked(id, &known);
         let outcome = ask(&sim, number, bound, &running, within, make).await;
@@ -134,7 +151,10 @@ pub(crate) async fn client(sim: Rc<Sim>, number: u64) {
 pub(crate) async fn compact(sim: Rc<Sim>, every: Duration) {
     let mut rng = Rng::new(sim.plan.seed ^ 0xc0_4ac7);
     while !sim.healed.get() {
-        sleep(Duration::from_millis(1 + rng.below(2 * every.as_millis() as u64))).await;
+        sleep(Duration::from_millis(
+            1 + rng.below(2 * every.as_millis() as u64),
+        ))
+        .await;
         let id = NodeId(1 + rng.below(sim.cluster.shape.nodes));
         let Some(running) = sim.cluster.running(id) else {
             continue;
@@ -143,7 +163,10 @@ pub(crate) async fn compact(sim: Rc<Sim>, every: Duration) {
         let revision = sim.history.borrow().newest - rng.below(back + 1) as i64;
         sim.history.borrow_mut().count("ask: compact");
         let within = Duration::from_secs(3);
-        ask(&sim, 0, id, &running, within, |_| Asked::Compact(revision.max(1))).await;
+        ask(&sim, 0, id, &running, within, |_| {
+            Asked::Compact(revision.max(1))
+        })
+        .await;
     }
 }
 
@@ -169,7 +192,10 @@ impl Maker<'_> {
     }
 
     fn group(&mut self) -> GroupId {
-        GroupId(self.rng.below(self.sim.cluster.shape.splits.len() as u64 + 1))
+        GroupId(
+            self.rng
+                .below(self.sim.cluster.shape.splits.len() as u64 + 1),
+        )
     }
 
     fn key(&mut self, group: GroupId) -> Bytes {

@@ -12,10 +12,16 @@ pub(crate) const PROMISE: &str =
 
 pub(crate) fn check(history: &History) -> Result<(), String> {
     let mut acknowledged = BTreeMap::new();
-    for operation in history.operations.iter().filter(|operation| operation.wrote()) {
+    for operation in history
+        .operations
+        .iter()
+        .filter(|operation| operation.wrote())
+    {
         let revision = operation.revision().unwrap_or_default();
         if !history.truth.writes.contains_key(&revision) {
-            return Err(format!("no replica has revision {revision} of\n{operation}"));
+            return Err(format!(
+                "no replica has revision {revision} of\n{operation}"
+            ));
         }
         acknowledged.insert(revision, operation);
     }
@@ -37,7 +43,9 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
         for number in &authors {
             let operation = &history.operations[*number];
             if let Some(other) = done.insert(*number, *revision) {
-                return Err(format!("done at revisions {other} and {revision}:\n{operation}"));
+                return Err(format!(
+                    "done at revisions {other} and {revision}:\n{operation}"
+                ));
             }
             match &operation.outcome {
                 Outcome::Unknown(_) => {}
@@ -46,9 +54,14 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
             }
         }
         if authors.len() > 1 {
-            let authors = authors.iter().map(|number| history.operations[*number].to_string());
+            let authors = authors
+                .iter()
+                .map(|number| history.operations[*number].to_string());
             let authors: Vec<_> = authors.collect();
-            return Err(format!("revision {revision} has all of\n{}", authors.join("\n")));
+            return Err(format!(
+                "revision {revision} has all of\n{}",
+                authors.join("\n")
+            ));
         }
         if authors.is_empty() && !acknowledged.contains_key(revision) {
             deletions.push((revision, write.changes.values().collect::<Vec<_>>()));
@@ -59,7 +72,9 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
     let mut unknown: Vec<&Operation> = history.operations.iter().collect();
     unknown.retain(|operation| matches!(operation.outcome, Outcome::Unknown(_)));
     for (revision, changes) in deletions {
-        let place = unknown.iter().position(|operation| explains(operation, &changes));
+        let place = unknown
+            .iter()
+            .position(|operation| explains(operation, &changes));
         match place {
             Some(place) => drop(unknown.remove(place)),
             None => return Err(format!("revision {revision}: nobody asked for {changes:?}")),
@@ -97,12 +112,16 @@ fn explains(operation: &Operation, changes: &[&Changed]) -> bool {
         return false;
     };
     match request {
-        Request::Put(Put { key, ignore_value: true, .. }) => {
-            changes.iter().all(|changed| changed.key == *key && changed.kv.is_some())
-        }
-        Request::DeleteRange(DeleteRange { keys, .. }) => {
-            changes.iter().all(|changed| keys.contains(&changed.key) && changed.kv.is_none())
-        }
+        Request::Put(Put {
+            key,
+            ignore_value: true,
+            ..
+        }) => changes
+            .iter()
+            .all(|changed| changed.key == *key && changed.kv.is_some()),
+        Request::DeleteRange(DeleteRange { keys, .. }) => changes
+            .iter()
+            .all(|changed| keys.contains(&changed.key) && changed.kv.is_none()),
         _ => false,
     }
 }

@@ -38,8 +38,10 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
                 answers_equal(&mut model, revision - 1, &[operation])?;
                 let events = model.events(&KeyRange::all(), *revision, *revision, false);
                 let events: Vec<_> = events.unwrap_or_default();
-                let modelled: BTreeMap<_, _> =
-                    events.iter().map(|event| (event.change.sub, Changed::from(event))).collect();
+                let modelled: BTreeMap<_, _> = events
+                    .iter()
+                    .map(|event| (event.change.sub, Changed::from(event)))
+                    .collect();
                 if modelled != write.changes {
                     let found = &write.changes;
                     return Err(format!("{operation}\ndid {found:?}\nnot   {modelled:?}"));
@@ -102,7 +104,10 @@ fn refusal_is_due(history: &History, operation: &Operation) -> Result<(), String
     let Outcome::Failed(Failure::Reject(reject)) = &operation.outcome else {
         return Ok(());
     };
-    let before = history.operations.iter().filter(|other| other.returned < operation.invoked);
+    let before = history
+        .operations
+        .iter()
+        .filter(|other| other.returned < operation.invoked);
     let due = match (reject, &operation.asked) {
         (Reject::FutureRevision, Asked::Request(Request::Range(range))) => {
             let told = before.filter(|other| !other.is_serializable());

@@ -16,10 +16,16 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
 /// No two writes were answered with one revision.
 fn writers_differ(history: &History) -> Result<(), String> {
     let mut writers: BTreeMap<i64, &Operation> = BTreeMap::new();
-    for operation in history.operations.iter().filter(|operation| operation.wrote()) {
+    for operation in history
+        .operations
+        .iter()
+        .filter(|operation| operation.wrote())
+    {
         let revision = operation.revision().unwrap_or_default();
         if let Some(other) = writers.insert(revision, operation) {
-            return Err(format!("revision {revision} for both\n{other}\n{operation}"));
+            return Err(format!(
+                "revision {revision} for both\n{other}\n{operation}"
+            ));
         }
     }
     Ok(())
@@ -29,7 +35,10 @@ fn writers_differ(history: &History) -> Result<(), String> {
 /// or a later one.
 fn real_time(history: &History) -> Result<(), String> {
     let linearizable = || {
-        let answered = history.operations.iter().filter(|operation| !operation.is_serializable());
+        let answered = history
+            .operations
+            .iter()
+            .filter(|operation| !operation.is_serializable());
         answered.filter_map(|operation| Some((operation.revision()?, operation)))
     };
     let mut asked: Vec<_> = linearizable().collect();
@@ -39,7 +48,9 @@ fn real_time(history: &History) -> Result<(), String> {
     let mut answered = answered.into_iter().peekable();
     let mut highest: Option<(i64, &Operation)> = None;
     for (revision, operation) in asked {
-        while let Some(earlier) = answered.next_if(|(_, earlier)| earlier.returned < operation.invoked) {
+        while let Some(earlier) =
+            answered.next_if(|(_, earlier)| earlier.returned < operation.invoked)
+        {
             if highest.is_none_or(|highest| highest.0 < earlier.0) {
                 highest = Some(earlier);
             }
@@ -48,7 +59,9 @@ fn real_time(history: &History) -> Result<(), String> {
             continue;
         };
         if revision < before || (revision == before && operation.wrote()) {
-            return Err(format!("first\n{earlier}\nand after it was answered\n{operation}"));
+            return Err(format!(
+                "first\n{earlier}\nand after it was answered\n{operation}"
+            ));
         }
     }
     Ok(())
@@ -68,10 +81,13 @@ fn members_go_forward(history: &History) -> Result<(), String> {
         for group in groups_of(&operation.asked) {
             let told = told.entry((operation.start, group)).or_default();
             let before = told.range(..operation.invoked).next_back();
-            if let (Asked::Serializable(_), Some((_, (before, earlier)))) = (&operation.asked, before)
+            if let (Asked::Serializable(_), Some((_, (before, earlier)))) =
+                (&operation.asked, before)
                 && revision < *before
             {
-                return Err(format!("group {group}: first\n{earlier}\nthen\n{operation}"));
+                return Err(format!(
+                    "group {group}: first\n{earlier}\nthen\n{operation}"
+                ));
             }
             let highest = told.values().next_back();
             let highest = highest.copied().filter(|highest| highest.0 > revision);

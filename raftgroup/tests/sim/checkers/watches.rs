@@ -26,7 +26,9 @@ fn check_one(history: &History, watched: &Watched) -> Result<(), String> {
             Seen::Compacted(floor) => {
                 let due = next.unwrap_or(0);
                 if !compacted(history, *tick, due + 1) {
-                    return Err(format!("at node {node}: {due} is not compacted, nobody asked for it"));
+                    return Err(format!(
+                        "at node {node}: {due} is not compacted, nobody asked for it"
+                    ));
                 }
                 next = Some(*floor);
             }
@@ -37,14 +39,18 @@ fn check_one(history: &History, watched: &Watched) -> Result<(), String> {
                 };
                 let from = next.unwrap_or(first);
                 let due = history.truth.changes(&watched.keys, from, last);
-                let due: Vec<_> = due.map(|(revision, sub, changed)| (revision, sub, changed.clone())).collect();
+                let due: Vec<_> = due
+                    .map(|(revision, sub, changed)| (revision, sub, changed.clone()))
+                    .collect();
                 let given = events.iter().map(|event| {
                     let change = event.change;
                     (change.revision.0, change.sub, Changed::from(event))
                 });
                 let given: Vec<_> = given.collect();
                 if given != due && !floor_forgot(history, *tick, &given, &due) {
-                    return Err(format!("at node {node}, from {from}: given {given:?}\nnot {due:?}"));
+                    return Err(format!(
+                        "at node {node}, from {from}: given {given:?}\nnot {due:?}"
+                    ));
                 }
                 for event in events {
                     let revision = event.change.revision.0;
@@ -59,7 +65,9 @@ fn check_one(history: &History, watched: &Watched) -> Result<(), String> {
                         }
                     };
                     if !right {
-                        return Err(format!("at node {node}: {event:?}\nbut before it was {before:?}"));
+                        return Err(format!(
+                            "at node {node}: {event:?}\nbut before it was {before:?}"
+                        ));
                     }
                 }
                 next = Some(last + 1);
@@ -67,7 +75,8 @@ fn check_one(history: &History, watched: &Watched) -> Result<(), String> {
         }
     }
     if let (true, Some(next)) = (watched.drained, next)
-        && let Some((revision, _, changed)) = history.truth.changes(&watched.keys, next, i64::MAX).next()
+        && let Some((revision, _, changed)) =
+            history.truth.changes(&watched.keys, next, i64::MAX).next()
     {
         return Err(format!("{revision} was never given: {changed:?}"));
     }
@@ -85,8 +94,13 @@ fn floor_forgot(
     let last_of_key = |place: usize| {
         let (revision, _, changed) = &due[place];
         let later = &due[place + 1..];
-        *revision > first || !later.iter().any(|(at, _, other)| at == revision && other.key == changed.key)
+        *revision > first
+            || !later
+                .iter()
+                .any(|(at, _, other)| at == revision && other.key == changed.key)
     };
-    let kept = (0..due.len()).filter(|place| last_of_key(*place)).map(|place| &due[place]);
+    let kept = (0..due.len())
+        .filter(|place| last_of_key(*place))
+        .map(|place| &due[place]);
     compacted(history, by, first) && kept.eq(given)
 }
