@@ -28,8 +28,9 @@ const UNCHECKED: u32 = 0;
 const CHECKED: u32 = 1;
 /// From here on: where in `dirty` it is.
 const DIRTY: u32 = 2;
-/// Slots that are made at once; memory comes only to those that are used.
-const SLOTS: usize = 1 << 20;
+/// Slots that are made at once: few, because a node may have thousands of
+/// trees with a few pages each.
+const SLOTS: usize = 1 << 12;
 /// Least bytes to map.
 const MAP_BYTES_MIN: u64 = 64 << 20;
 

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::error::EngineError;
 use crate::format::META_PAGES;
@@ -13,9 +13,12 @@ use crate::position::{Change, Revision};
 use crate::store::Store;
 use crate::tables::{Table, change_key};
 
-/// While nothing else is to do, so many pages are checked, so often.
+/// While nothing else is to do, so many pages are checked, so often, until
+/// all were; then they rest, so that a store in which nothing happens costs
+/// nothing.
 const SCRUB_PAGES: u64 = 64;
 const SCRUB_PAUSE: Duration = Duration::from_millis(250);
+const SCRUB_REST: Duration = Duration::from_secs(600);
 
 /// How long the others have everything for themselves between two goes of the
 /// sweep, so that few who write meet it at all.
@@ -31,6 +34,7 @@ impl Store {
     /// with timers.
     pub async fn tend(&self) -> Result<(), EngineError> {
         let mut scrubbed = 0;
+        let mut scrub_at = Instant::now() + SCRUB_PAUSE;
         while !self.closing.load(Ordering::Acquire) {
             if self.is_checkpoint_due() {
                 let mut checkpoint = self.begin_checkpoint()?;
@@ -40,8 +44,13 @@ impl Store {
                 checkpoint.finish(self)?;
             } else if self.compact_step(self.sweep_changes()?)? {
                 tokio::time::sleep(SWEEP_PAUSE).await;
-            } else if timeout(SCRUB_PAUSE, self.wake.notified()).await.is_err() {
+            } else if timeout_at(scrub_at, self.wake.notified()).await.is_err() {
                 scrubbed = self.scrub(scrubbed).map_err(|error| self.stop(error))?;
+                scrub_at = Instant::now()
+                    + match scrubbed {
+                        0 => SCRUB_REST,
+                        _ => SCRUB_PAUSE,
+                    };
             }
         }
         Ok(())

@@ -30,7 +30,7 @@ use crate::map::RangeMap;
 use crate::marks::Told;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Group, GroupConfig, GroupFailure, Peers, Timing};
+use crate::raft::{Group, GroupConfig, GroupFailure, Peers, Tenders, Timing};
 use crate::read::ReadPoints;
 use crate::replica::{Follow, Replica};
 use crate::rounds::Rounds;
@@ -135,6 +135,7 @@ pub(crate) struct Inner {
     pub(crate) dirty_bytes_max: usize,
     pub(crate) wal: Wal,
     disk: Arc<dyn Disk>,
+    tenders: Tenders,
     link: Arc<Link>,
     root: OnceLock<Arc<Replica>>,
     replicas: RwLock<BTreeMap<GroupId, Arc<Replica>>>,
@@ -181,6 +182,7 @@ impl Node {
             dirty_bytes_max: (config.dirty_bytes_max / groups).max(4 << 20),
             scope,
             wal,
+            tenders: Tenders::new(Arc::clone(&disk)),
             disk,
             link,
             root: OnceLock::new(),
@@ -472,6 +474,7 @@ impl Inner {
             config,
             self.wal.clone(),
             Arc::clone(&self.disk),
+            &self.tenders,
             Arc::new(ToPeers(Arc::clone(&self.link))),
             Arc::clone(&follow) as Arc<dyn crate::raft::Machine>,
             &self.scope,

@@ -35,6 +35,7 @@ mod probe;
 mod receive;
 mod record;
 mod snapshot;
+mod tenders;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -43,6 +44,7 @@ mod watch_over;
 pub(crate) use peers::Peers;
 #[allow(unused_imports, reason = "for those who encode proposals")]
 pub(crate) use record::ROOM_BYTES;
+pub(crate) use tenders::Tenders;
 
 use failure::Failure;
 use log::GroupLog;
@@ -59,6 +61,10 @@ type Raft = openraft::Raft<Types, StateMachine>;
 const APPEND_ENTRIES_MAX: u64 = 1024;
 /// Requests that wait for a group's core. Memory is taken as they come.
 const QUEUE_REQUESTS_MAX: u64 = 1024;
+/// Requests that a group's core takes in one go. A batch of the layer above is one.
+const API_BATCH_MAX: u64 = 32;
+/// Entries whose way is recorded for statistics that nobody reads.
+const LOG_STAGES: u64 = 1;
 /// How long a piece of a snapshot may take, and the installation of all of it.
 const SNAPSHOT_WITHIN: Duration = Duration::from_secs(60);
 
@@ -186,6 +192,7 @@ impl Group {
         config: GroupConfig,
         wal: Wal,
         disk: Arc<dyn Disk>,
+        tenders: &Tenders,
         peers: Arc<dyn Peers>,
         machine: Arc<dyn Machine>,
         scope: &Scope,
@@ -198,6 +205,7 @@ impl Group {
             config.path,
             config.store,
             disk,
+            tenders,
             machine,
             failure,
         )?;
@@ -449,11 +457,16 @@ fn stopped(reason: impl std::fmt::Display) -> GroupFailure {
 
 fn openraft_config(timing: &Timing) -> Result<openraft::Config, GroupFailure> {
     let millis = |duration: Duration| duration.as_millis() as u64;
+    // A follower waits for the lease and then for a timeout between the two
+    // below, of which the longer one is the lease too: together they are the
+    // silence that was asked for.
+    let lease = timing.election_max / 2;
+    let timeout_min = timing.election_min.saturating_sub(lease);
     let config = openraft::Config {
         cluster_name: String::new(),
         heartbeat_interval: millis(timing.heartbeat),
-        election_timeout_min: millis(timing.election_min),
-        election_timeout_max: millis(timing.election_max),
+        election_timeout_min: millis(timeout_min).max(millis(timing.heartbeat) + 1),
+        election_timeout_max: millis(lease),
         install_snapshot_timeout: millis(SNAPSHOT_WITHIN),
         max_payload_entries: APPEND_ENTRIES_MAX,
         // Checkpoints are the snapshots, and what they make superfluous in
@@ -463,6 +476,9 @@ fn openraft_config(timing: &Timing) -> Result<openraft::Config, GroupFailure> {
         api_channel_size: Some(QUEUE_REQUESTS_MAX),
         notification_channel_size: Some(QUEUE_REQUESTS_MAX),
         state_machine_channel_size: Some(QUEUE_REQUESTS_MAX),
+        // Memory is taken for these at once, in every group.
+        api_batch_capacity: API_BATCH_MAX,
+        log_stage_capacity: Some(LOG_STAGES),
         enable_pre_vote: Some(true),
         // A leader that restarts must not go on in its term: others may have
         // entries of it that its own disk had not kept yet, and it would put

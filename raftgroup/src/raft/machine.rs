@@ -6,9 +6,8 @@
 //!   `i + 1` here, and 0 is before the first.
 //! - Whoever proposed an entry hears of it after the layer above has.
 //! - The store may be replaced by a snapshot. Readers of the old one keep it.
-//! - One background task tends the store and installs snapshots, because the
-//!   disk chooses where such work runs, and a checkpoint must not wait for
-//!   itself.
+//! - One background task tends the store and installs snapshots, because a
+//!   checkpoint must not wait for itself; where it runs, see `tenders.rs`.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,6 +30,7 @@ use crate::codec::Wire;
 use crate::position::{GroupId, LogIndex, Term};
 use crate::raft::failure::Failure;
 use crate::raft::log::log_id_before;
+use crate::raft::tenders::Tenders;
 use crate::raft::types::{LogEntry, LogId, SnapshotMeta, StoredMembership, Types};
 use crate::raft::{GroupFailure, Machine};
 
@@ -81,6 +81,7 @@ impl Replica {
         path: PathBuf,
         config: pontoon_engine::Config,
         disk: Arc<dyn Disk>,
+        tenders: &Tenders,
         machine: Arc<dyn Machine>,
         failure: Arc<Failure>,
     ) -> Result<Arc<Self>, GroupFailure> {
@@ -109,13 +110,13 @@ impl Replica {
         let background = Background {
             store,
             queue,
-            disk: Arc::clone(&disk),
+            disk,
             path: replica.path.clone(),
             config: replica.config.clone(),
             failure: Arc::clone(&replica.failure),
         };
-        let name = format!("tree-{group}");
-        disk.run_background(&name, Box::new(move || Box::pin(background.run())))
+        tenders
+            .run(group, Box::new(move || Box::pin(background.run())))
             .map_err(|error| GroupFailure::Damaged(format!("no background task: {error}")))?;
         Ok(replica)
     }

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Group, GroupConfig, Machine, Peers, Proposed, Timing};
+use crate::raft::{Group, GroupConfig, Machine, Peers, Proposed, Tenders, Timing};
 use crate::runtime::Scope;
 
 pub(crate) const GROUP: GroupId = GroupId(5);
@@ -282,7 +282,8 @@ impl Cluster {
         let group = Group::open(
             group_config(id, &tree_path()),
             open_wal(Arc::clone(&shared), Path::new("/node/wal"), id, seed),
-            shared,
+            Arc::clone(&shared),
+            &Tenders::new(shared),
             Arc::new(NetOf(self.net.clone(), NodeId(id))),
             Arc::clone(&machine) as Arc<dyn Machine>,
             &scope,

@@ -16,7 +16,7 @@ use crate::codec::Wire;
 use crate::position::NodeId;
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::types::{Vote, log_id};
-use crate::raft::{Group, GroupFailure, Proposed};
+use crate::raft::{Group, GroupFailure, Proposed, Tenders};
 use crate::runtime::Scope;
 
 #[test]
@@ -153,7 +153,8 @@ fn a_store_that_is_older_than_the_log_is_refused() {
         let opened = Group::open(
             group_config(1, &tree_path()),
             open_wal(Arc::clone(&shared), Path::new("/node/wal"), 1, 1),
-            shared,
+            Arc::clone(&shared),
+            &Tenders::new(shared),
             Arc::new(NetOf(cluster.net.clone(), NodeId(1))),
             Arc::new(Notebook::default()),
             &Scope::new(1),

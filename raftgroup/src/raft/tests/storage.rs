@@ -11,6 +11,7 @@ use pontoon_wal::disk::sim::SimDisk;
 use pontoon_wal::disk::{Backend, Disk, RealDisk};
 
 use super::{GROUP, Notebook, group_config, open_wal, simulate};
+use crate::raft::Tenders;
 use crate::raft::failure::Failure;
 use crate::raft::log::GroupLog;
 use crate::raft::machine::{Replica, StateMachine};
@@ -24,7 +25,8 @@ fn build(disk: Arc<dyn Disk>, dir: &Path) -> (GroupLog, StateMachine) {
         GROUP,
         config.path,
         config.store,
-        disk,
+        Arc::clone(&disk),
+        &Tenders::new(disk),
         Arc::new(Notebook::default()),
         Arc::clone(&failure),
     );

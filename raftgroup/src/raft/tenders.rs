@@ -1,0 +1,71 @@
+//! Where the stores of a node are tended.
+//!
+//! Kept true: a node has a bounded number of threads for it, however many
+//! groups it has; the disk chooses what they are.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use pontoon_wal::disk::{Disk, Task};
+use tokio::sync::mpsc;
+
+use crate::position::GroupId;
+
+/// So many wait for the disk at a time.
+const TENDERS_MAX: u64 = 4;
+
+/// Those who tend the stores of one node.
+pub(crate) struct Tenders {
+    disk: Arc<dyn Disk>,
+    started: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Task>>>,
+}
+
+impl Tenders {
+    pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
+        Self {
+            disk,
+            started: Mutex::default(),
+        }
+    }
+
+    /// Starts what tends a group's store. It may block on the disk.
+    pub(crate) fn run(&self, group: GroupId, task: Task) -> io::Result<()> {
+        let number = group.0 % TENDERS_MAX;
+        let mut started = self.started.lock();
+        let task = match started.get(&number) {
+            None => task,
+            Some(tender) => match tender.send(task) {
+                Ok(()) => return Ok(()),
+                Err(refused) => refused.0,
+            },
+        };
+        let (tender, tasks) = mpsc::unbounded_channel();
+        // The other end is right here.
+        let _ = tender.send(task);
+        let name = format!("trees-{number}");
+        self.disk
+            .run_background(&name, Box::new(move || Box::pin(tend(tasks))))?;
+        started.insert(number, tender);
+        Ok(())
+    }
+}
+
+/// Runs tasks until all have ended and there will be no more.
+async fn tend(mut tasks: mpsc::UnboundedReceiver<Task>) {
+    let mut running = FuturesUnordered::new();
+    let mut more = true;
+    while more || !running.is_empty() {
+        tokio::select! {
+            biased;
+            task = tasks.recv(), if more => match task {
+                Some(task) => running.push(task()),
+                None => more = false,
+            },
+            Some(()) = running.next() => {}
+        }
+    }
+}
