@@ -45,3 +45,43 @@ impl Command {
         Ok(fits.then_some(command.steps))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_6_an_entry_is_admitted_only_on_the_state_it_was_made_for() {
+        let steps = vec![Step::Reach {
+            revision: Revision(8),
+        }];
+        let admitted = |base: Option<i64>, term, last| {
+            let command = Command {
+                term: Term(3),
+                base: base.map(Revision),
+                steps: steps.clone(),
+            };
+            Command::admitted(command.to_proposal(), Term(term), Revision(last))
+        };
+        for (base, term, last, fits) in [
+            (Some(7), 3, 7, true),
+            // One before it was not taken, or one more was.
+            (Some(7), 3, 6, false),
+            (Some(7), 3, 8, false),
+            // It was evaluated by another leader.
+            (Some(7), 2, 7, false),
+            (Some(7), 4, 7, false),
+            (None, 3, 1, true),
+            (None, 4, 1, false),
+        ] {
+            let expected = Ok(fits.then(|| steps.clone()));
+            assert_eq!(
+                admitted(base, term, last),
+                expected,
+                "{base:?} {term} {last}"
+            );
+        }
+        let nonsense = Command::admitted(Bytes::from_static(b"?"), Term(3), Revision(7));
+        assert!(nonsense.is_err());
+    }
+}

@@ -244,8 +244,8 @@ impl<'a> Lead<'a> {
                 let store = replica.group.store();
                 let mut steps = vec![map_step(&first)];
                 if !first.is_one_group() {
-                    let ceiling = Ledger::first_ceiling(store.last_revision());
-                    steps.push(ceiling_step(ceiling));
+                    // Nothing is granted yet, so the first sequencer counts on.
+                    steps.push(ceiling_step(store.last_revision()));
                 }
                 steps.extend(first.keys_of(replica.id).map(|keys| Step::Bounds { keys }));
                 propose_and_wait(replica, term, steps).await?;

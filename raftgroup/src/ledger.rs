@@ -136,11 +136,6 @@ impl Ledger {
         }
     }
 
-    /// The ceiling to begin with, when the newest revision is `last`.
-    pub(crate) fn first_ceiling(last: Revision) -> Revision {
-        Revision(last.0 + AHEAD)
-    }
-
     /// The cluster was changed by this root entry (rule 15).
     pub(crate) fn changed(&mut self, index: LogIndex) {
         self.changed = self.changed.max(index);

@@ -156,3 +156,81 @@ impl Machine for Follow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use pontoon_engine::{Applied, Effect, Entry};
+    use pontoon_wal::disk::Disk;
+    use pontoon_wal::disk::sim::SimDisk;
+
+    use super::*;
+
+    fn write(revision: i64) -> Vec<Step> {
+        let effect = Effect::Put {
+            key: Bytes::from_static(b"key"),
+            value: Bytes::from(revision.to_string()),
+            lease: 0,
+        };
+        vec![Step::Write {
+            revision: Revision(revision),
+            effects: [effect].into_iter().collect(),
+        }]
+    }
+
+    fn entry(index: u64, steps: Vec<Step>) -> Entry {
+        let applied = Applied {
+            index,
+            term: 1,
+            leader: 1,
+        };
+        Entry { applied, steps }
+    }
+
+    fn store() -> Arc<Store> {
+        let disk = SimDisk::new(1);
+        disk.create_dir(Path::new("/trees")).expect("a directory");
+        let config = pontoon_engine::Config::default();
+        let store = Store::open(&disk, Path::new("/trees/1.tree"), config);
+        Arc::new(store.expect("it opens"))
+    }
+
+    /// Two entries are in flight, the second made for what the first makes.
+    /// The first never comes.
+    #[test]
+    fn rule_6_an_entry_on_another_state_has_no_effect() {
+        let store = store();
+        let follow = Follow::new(GroupId(1), Weak::new());
+        let follows = |index: u64, base, steps: Vec<Step>| {
+            let command = Command {
+                term: Term(1),
+                base: Some(Revision(base)),
+                steps,
+            };
+            let steps = follow.steps(&store, Term(1), command.to_proposal());
+            let steps = steps.expect("it makes sense");
+            let entry = entry(index, steps);
+            store.apply(&entry).expect("it is applied");
+            follow.applied(&store, LogIndex(index), Term(1), &entry.steps);
+            (follow.had_effect(LogIndex(index)), store.last_revision().0)
+        };
+        assert_eq!(follows(1, 1, write(2)), (true, 2));
+        assert_eq!(follows(2, 5, write(6)), (false, 2));
+        assert_eq!(follows(3, 2, write(7)), (true, 7));
+        // What is late is refused too, whatever its revision.
+        assert_eq!(follows(4, 2, write(8)), (false, 7));
+        assert_eq!(follows(5, 7, write(9)), (true, 9));
+    }
+
+    #[test]
+    fn rule_6_a_store_refuses_a_revision_that_is_not_above_the_last() {
+        let store = store();
+        store.apply(&entry(1, write(5))).expect("it is applied");
+        for revision in [4, 5] {
+            let refused = store.apply(&entry(2, write(revision)));
+            assert!(refused.is_err(), "{revision}");
+        }
+        assert_eq!(store.last_revision(), Revision(5));
+    }
+}

@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use bytes::Bytes;
 use pontoon_raftgroup::{Config, GroupId, Node, NodeId, Scope, SimNetwork, Timing};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::disk::sim::{SimClock, SimDisk};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// Runs a simulation to its end.
 pub(crate) fn simulate<T>(run: impl Future<Output = T>) -> T {
@@ -83,7 +84,6 @@ pub(crate) struct Cluster {
 struct Member {
     disk: SimDisk,
     running: Option<Running>,
-    ended: watch::Sender<bool>,
 }
 
 /// A node between its start and its end.
@@ -93,16 +93,27 @@ pub(crate) struct Running {
     /// Counts the starts of all nodes.
     pub(crate) start: u64,
     scope: Scope,
-    ended: watch::Receiver<bool>,
+    ended: Rc<Ended>,
+}
+
+/// Whether a node has ended; those who wait for it hear in the order in which
+/// they began to wait.
+#[derive(Default)]
+struct Ended {
+    has: Cell<bool>,
+    news: Notify,
 }
 
 impl Running {
     /// Does something with the node; `None` if it ends meanwhile.
     pub(crate) async fn during<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut ended = self.ended.clone();
+        let ends = self.ended.news.notified();
+        if self.ended.has.get() {
+            return None;
+        }
         tokio::select! {
             biased;
-            _ = ended.wait_for(|ended| *ended) => None,
+            () = ends => None,
             result = work => Some(result),
         }
     }
@@ -114,7 +125,6 @@ impl Cluster {
         let member = |id: NodeId| Member {
             disk: SimDisk::new(seed ^ id.0),
             running: None,
-            ended: watch::Sender::new(true),
         };
         Self {
             network: SimNetwork::new(seed),
@@ -152,15 +162,13 @@ impl Cluster {
                 return Err(error.to_string());
             }
         };
-        let (ended, ends) = watch::channel(false);
         let mut members = self.members.borrow_mut();
         let member = members.get_mut(&id).expect("a member");
-        member.ended = ended;
         member.running = Some(Running {
             node,
             start,
             scope,
-            ended: ends,
+            ended: Rc::default(),
         });
         Ok(())
     }
@@ -220,8 +228,9 @@ impl Cluster {
         let mut members = self.members.borrow_mut();
         let member = members.get_mut(&id).expect("a member");
         self.network.kill(id);
-        member.ended.send_replace(true);
         if let Some(running) = member.running.take() {
+            running.ended.has.set(true);
+            running.ended.news.notify_waiters();
             running.scope.end();
         }
         member.disk = match ending {

@@ -43,7 +43,8 @@ pub(crate) async fn rage(sim: Rc<Sim>) {
         sim.history.borrow_mut().count(fault.name());
         running.spawn_local(inflict(Rc::clone(&sim), fault, Rng::new(rng.next_u64())));
     }
-    sim.enough.send_replace(true);
+    sim.enough.set(true);
+    sim.relief.notify_waiters();
     while running.join_next().await.is_some() {}
     heal(&sim).await;
 }
@@ -62,6 +63,9 @@ async fn heal(sim: &Rc<Sim>) {
         sim.cluster.disk(from).slow_syncs(Duration::ZERO);
     }
     for id in sim.cluster.shape.ids() {
+        while sim.starting.borrow().contains(&id) {
+            sleep(Duration::from_millis(1)).await;
+        }
         // A fault that has not struck yet must not do so later.
         if sim.tainted.borrow().contains(&id) {
             end(sim, id, Ending::PowerCut);

@@ -11,7 +11,7 @@ mod faults;
 mod history;
 mod members;
 #[rustfmt::skip]
-#[allow(dead_code)]
+#[allow(dead_code, clippy::unwrap_used)]
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
 mod plan;

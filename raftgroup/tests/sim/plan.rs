@@ -114,8 +114,8 @@ impl Plan {
         let mut shape = Shape::new(nodes, &SPLITS[..groups as usize - 1]);
         if rng.chance(1, 2) {
             // So short that who was away needs a snapshot.
-            shape.log_entries_kept = 5 + rng.below(40);
-            shape.log_bytes_max = 2_000 + rng.below(20_000);
+            shape.log_entries_kept = 1 + rng.below(20);
+            shape.log_bytes_max = 200 + rng.below(3_000);
         }
         shape.quiet_after = Duration::from_millis(1000 + rng.below(6000));
         if rng.chance(2, 3) {

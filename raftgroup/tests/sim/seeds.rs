@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pontoon_raftgroup::NodeId;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
@@ -33,7 +33,8 @@ pub(crate) struct Sim {
     /// Nodes whose disks may have a fault yet to strike.
     pub(crate) tainted: RefCell<BTreeSet<NodeId>>,
     /// The time for faults is over.
-    pub(crate) enough: watch::Sender<bool>,
+    pub(crate) enough: Cell<bool>,
+    pub(crate) relief: Notify,
     /// There are no more faults, and clients ask no more.
     pub(crate) healed: Cell<bool>,
     /// Watches are to come to their end.
@@ -49,8 +50,10 @@ impl Sim {
 
     /// Waits, but not longer than there are faults.
     pub(crate) async fn wait(&self, time: Duration) {
-        let mut enough = self.enough.subscribe();
-        let _ = timeout(time, enough.wait_for(|enough| *enough)).await;
+        let relief = self.relief.notified();
+        if !self.enough.get() {
+            let _ = timeout(time, relief).await;
+        }
     }
 
     /// Returns when nothing has come for long.
@@ -95,7 +98,9 @@ pub(crate) fn run(seed: u64, shown: Shown) -> Report {
 
 /// Ends the process if a seed takes much too long: something goes round in
 /// circles without time passing.
-struct Awake(std::sync::mpsc::Sender<()>);
+struct Awake {
+    _alive: std::sync::mpsc::Sender<()>,
+}
 
 impl Awake {
     fn begin(seed: u64) -> Self {
@@ -107,7 +112,7 @@ impl Awake {
                 std::process::exit(1);
             }
         });
-        Self(awake)
+        Self { _alive: awake }
     }
 }
 
@@ -122,7 +127,8 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
         trace,
         starting: RefCell::default(),
         tainted: RefCell::default(),
-        enough: watch::Sender::new(false),
+        enough: Cell::new(false),
+        relief: Notify::new(),
         healed: Cell::new(false),
         over: Cell::new(false),
         ending: Notify::new(),

@@ -62,7 +62,7 @@ pub(crate) async fn ask(
             invoked,
             returned: u64::MAX,
             asked: asked.clone(),
-            outcome: Outcome::Unknown("not answered"),
+            outcome: Outcome::Unknown("outcome: none yet"),
         });
         (number, asked)
     };
@@ -87,9 +87,11 @@ pub(crate) async fn ask(
     let outcome = match outcome.await {
         Some(Ok(outcome)) => outcome,
         Some(Err(failure)) if failure.is_certain() => Outcome::Failed(failure),
-        Some(Err(pontoon_raftgroup::Failure::TimedOut)) => Outcome::Unknown("timed out"),
-        Some(Err(_)) => Outcome::Unknown("leader changed"),
-        None => Outcome::Unknown("the node ended"),
+        Some(Err(pontoon_raftgroup::Failure::TimedOut)) => {
+            Outcome::Unknown("outcome: unknown, timed out")
+        }
+        Some(Err(_)) => Outcome::Unknown("outcome: unknown, leader changed"),
+        None => Outcome::Unknown("outcome: unknown, the node ended"),
     };
     sim.trace.say(
         format_args!("client {client}"),
@@ -100,7 +102,7 @@ pub(crate) async fn ask(
         Outcome::Answer(_) | Outcome::Compacted(_) => "outcome: answered",
         Outcome::Failed(pontoon_raftgroup::Failure::Reject(_)) => "outcome: rejected",
         Outcome::Failed(_) => "outcome: failed for certain",
-        Outcome::Unknown(_) => "outcome: unknown",
+        Outcome::Unknown(why) => why,
     });
     let returned = history.tick();
     if let Outcome::Answer(answer) = &outcome {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::history::{Asked, History, Operation};
+use crate::history::{Asked, History, Operation, Outcome};
 use crate::workload::groups_of;
 
 pub(crate) const PROMISE: &str = "Revisions are unique and in real-time order.";
@@ -16,11 +16,16 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
 /// No two writes were answered with one revision.
 fn writers_differ(history: &History) -> Result<(), String> {
     let mut writers: BTreeMap<i64, &Operation> = BTreeMap::new();
-    for operation in history
-        .operations
-        .iter()
-        .filter(|operation| operation.wrote())
-    {
+    for operation in &history.operations {
+        if let (Asked::Compact(floor), Outcome::Compacted(newest)) =
+            (&operation.asked, &operation.outcome)
+            && newest.0 < *floor
+        {
+            return Err(format!("compacted above the newest revision:\n{operation}"));
+        }
+        if !operation.wrote() {
+            continue;
+        }
         let revision = operation.revision().unwrap_or_default();
         if let Some(other) = writers.insert(revision, operation) {
             return Err(format!(

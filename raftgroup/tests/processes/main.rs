@@ -1,0 +1,154 @@
+//! A cluster of real processes on the real disk, under load, killed at random:
+//! nothing acknowledged is lost, nothing is done twice, nobody sees what never
+//! was.
+//!
+//! Twenty seconds, or `PONTOON_PROCESSES_SECS`. The seed of
+//! `PONTOON_PROCESSES_SEED` decides who is killed when, not what comes of it.
+//! With `PONTOON_PROCESSES_KEEP` the files stay, as they do after a failure;
+//! `PONTOON_PROCESSES_DIR` names such files to be judged again.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+
+mod check;
+mod driver;
+mod history;
+mod member;
+
+use check::Seen;
+use driver::Cluster;
+use history::{Ask, Heard, Step};
+
+const NODES: usize = 3;
+
+/// Not a test: what this binary does when it is started as a member.
+#[test]
+#[ignore = "it is what members run"]
+fn as_a_member() {
+    if let Ok(seat) = std::env::var(driver::SEAT) {
+        member::run(member::Seat::from_words(&seat).expect("the driver wrote it"));
+    }
+}
+
+#[test]
+fn killed_at_random() {
+    let from_env = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let secs = from_env("PONTOON_PROCESSES_SECS").unwrap_or(20);
+    let seed = from_env("PONTOON_PROCESSES_SEED").unwrap_or_else(history::now);
+    let dir = tempfile::Builder::new()
+        .prefix("processes-")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .expect("a directory");
+    println!("seed {seed}");
+    let outcome = torment(dir.path(), Duration::from_secs(secs), seed);
+    let wrong = match outcome {
+        Ok(seen) => {
+            println!("{secs} s, {}", summary(&seen));
+            check::broken(&seen)
+        }
+        Err(error) => vec![error],
+    };
+    if wrong.is_empty() && std::env::var_os("PONTOON_PROCESSES_KEEP").is_none() {
+        return;
+    }
+    let dir = dir.keep();
+    println!("histories, dumps and diary are in {}", dir.display());
+    assert!(wrong.is_empty(), "seed {seed}: {}", wrong.join("\n"));
+}
+
+/// Judges once more what an earlier run left in `PONTOON_PROCESSES_DIR`.
+#[test]
+fn what_is_left_of_a_run() {
+    if let Some(dir) = std::env::var_os("PONTOON_PROCESSES_DIR") {
+        let seen = driver::gather(Path::new(&dir)).expect("it can be read");
+        println!("{}", summary(&seen));
+        let wrong = check::broken(&seen);
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
+
+/// Kills nodes, one or two at a time, and lets them come back, for so long.
+fn torment(dir: &Path, time: Duration, seed: u64) -> Result<Seen, String> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut cluster = Cluster::new(dir, NODES, &mut rng);
+    let mut nodes: Vec<u64> = (1..=NODES as u64).collect();
+    for node in &nodes {
+        cluster.start(*node);
+    }
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        rest(&mut rng, 1000..5000);
+        cluster.look_after()?;
+        nodes.shuffle(&mut rng);
+        let count = if rng.random_bool(0.25) { 2 } else { 1 };
+        for node in &nodes[..count] {
+            cluster.kill(*node);
+        }
+        for node in &nodes[..count] {
+            rest(&mut rng, 0..2500);
+            cluster.start(*node);
+        }
+    }
+    // With all there, the rest of what can happen happens.
+    rest(&mut rng, 2000..3000);
+    cluster.finish()?;
+    driver::gather(dir)
+}
+
+fn rest(rng: &mut SmallRng, millis: std::ops::Range<u64>) {
+    std::thread::sleep(Duration::from_millis(rng.random_range(millis)));
+}
+
+/// What happened, in numbers.
+fn summary(seen: &Seen) -> String {
+    let steps = &seen.history.steps;
+    let count = |what: fn(&Step) -> bool| steps.iter().filter(|step| what(step)).count();
+    let done = |step: &Step| matches!(step.heard, Heard::Done { .. });
+    let reads = steps
+        .iter()
+        .filter(|step| done(step) && !step.ask.is_write());
+    let (local, linearizable): (Vec<_>, Vec<_>) =
+        reads.partition(|step| matches!(step.ask, Ask::Local { .. }));
+    let without_change = count(|step| {
+        let unchanged = matches!(step.heard, Heard::Done { changed: false, .. });
+        step.ask.is_write() && unchanged
+    });
+    let watched = seen.history.watches.iter();
+    let events: usize = watched
+        .flat_map(|watch| &watch.deliveries)
+        .map(Vec::len)
+        .sum();
+    let mut acknowledged: Vec<u64> = steps
+        .iter()
+        .filter(|step| step.written().is_some())
+        .filter_map(|step| step.heard_at)
+        .collect();
+    acknowledged.sort_unstable();
+    let gaps = acknowledged.windows(2).map(|two| (two[1] - two[0], two[0]));
+    let (gap, gap_at) = gaps.max().unwrap_or_default();
+    let gap = Duration::from_nanos(gap);
+    let revisions = seen.dumps[0]
+        .events
+        .last()
+        .map_or(0, |(last, _)| last.revision());
+    format!(
+        "{} kills, {} times without quorum; writes: {} acknowledged, {} changed \
+         nothing, {} unknown, {} failed; reads: {} linearizable, {} serializable; {} watches with \
+         {events} events; {} events in the end, newest revision {revisions}; longest time \
+         without an acknowledged write {gap:.1?} (from {gap_at} on)",
+        seen.kills,
+        seen.alone.len(),
+        acknowledged.len(),
+        without_change,
+        count(Step::is_unknown_write),
+        count(|step| step.ask.is_write() && matches!(step.heard, Heard::Failed(_))),
+        linearizable.len(),
+        local.len(),
+        seen.history.watches.len(),
+        seen.dumps[0].events.len(),
+    )
+}

@@ -1,0 +1,13 @@
+//! The rules of `docs/revisions.md` in the real code: for each a scenario that
+//! goes wrong without it. Rules 2, 4, 5 and 7 are tested where they are pure,
+//! in `src/ledger/tests.rs`, rule 6 in `src/command.rs` and `src/replica.rs`,
+//! rule 8 in `src/marks.rs`.
+
+mod cluster;
+mod compact;
+mod fail;
+mod read;
+mod sequence;
+mod serializable;
+mod watch;
+mod write;

@@ -1,0 +1,89 @@
+//! Rule 16: what a member says of what it has.
+
+use pontoon_engine::{KeyRange, Range};
+use pontoon_raftgroup::GroupId;
+
+use crate::cluster::{Client, Cluster, LONG, ROOT, SHORT, pause, simulate, soon, value};
+
+#[test]
+fn rule_16_serializable_reads_go_on_without_a_quorum() {
+    simulate(async {
+        let mut cluster = Cluster::start(3, &["f", "m"]).await;
+        for key in ["a", "g", "n"] {
+            cluster.node(1).put(key, "here").await;
+        }
+        let told = cluster.node(3).get("a").await.revision.0;
+        pause(300).await;
+        cluster.kill(1);
+        cluster.kill(2);
+        pause(5000).await;
+        let alone = cluster.node(3);
+        for key in ["a", "g", "n"] {
+            let answer = alone.get_here(key).await.expect("it is here");
+            let (text, at) = value(&answer);
+            assert_eq!(text, "here");
+            assert!(at >= told);
+        }
+        let all = Range::of(KeyRange::all());
+        let all = soon(alone.read_serializable(&all, LONG)).await;
+        assert_eq!(all.expect("it is here").expect("it is here").count, 3);
+    });
+}
+
+/// Messages get lost, so that the member is often behind what it hears.
+async fn behind() -> Cluster {
+    let cluster = Cluster::start(3, &["f", "m"]).await;
+    cluster.lead(ROOT, 1).await;
+    cluster.lead(GroupId(1), 2).await;
+    cluster.lead(GroupId(2), 2).await;
+    cluster.network.set_loss(0.05);
+    cluster
+}
+
+#[test]
+fn rule_16_a_member_finds_what_it_acknowledged() {
+    simulate(async {
+        let cluster = behind().await;
+        let mut found = 0;
+        for n in 0..100 {
+            let key = ["a", "g", "n"][n % 3];
+            let text = n.to_string();
+            let node = cluster.node(3);
+            let Ok(written) = node.put_within(key, &text, SHORT).await else {
+                continue;
+            };
+            // It may have asked others, whose answer was lost.
+            let Ok(answer) = node.get_here(key).await else {
+                continue;
+            };
+            let (here, at) = value(&answer);
+            assert_eq!(here, text);
+            assert!(at >= written, "{at} after {written}");
+            found += 1;
+        }
+        assert!(found > 50, "{found}");
+    });
+}
+
+/// A point is from the sequencer; what a replica has passed it is told later.
+#[test]
+fn rule_16_a_member_never_tells_a_lower_revision_than_before() {
+    simulate(async {
+        let cluster = behind().await;
+        let (mut told, mut found) = (0, 0);
+        for _ in 0..100 {
+            // The group that is read from has nothing to do with it.
+            let _ = cluster.node(1).put_within("n", "1", SHORT).await;
+            if let Ok(answer) = cluster.node(3).get_within("g", SHORT).await {
+                told = told.max(answer.revision.0);
+            }
+            if let Ok(answer) = cluster.node(3).get_here("g").await {
+                let here = answer.revision.0;
+                assert!(here >= told, "{here} after {told}");
+                told = here;
+                found += 1;
+            }
+        }
+        assert!(found > 50, "{found}");
+    });
+}

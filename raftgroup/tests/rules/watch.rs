@@ -1,0 +1,177 @@
+//! Rule 11: watches.
+
+use std::collections::BTreeMap;
+
+use pontoon_engine::{Event, KeyRange, Op, Txn};
+use pontoon_raftgroup::{Delivery, GroupId, Node, Watch, WatchStream};
+use tokio::time::timeout;
+
+use crate::cluster::{Client, Cluster, LONG, ROOT, pause, put, revision, simulate, until};
+
+fn watch_all(node: &Node, from: i64) -> WatchStream {
+    node.watch(Watch {
+        keys: KeyRange::all(),
+        from: revision(from),
+        prev_kv: false,
+    })
+}
+
+async fn next(stream: &mut WatchStream) -> Vec<Event> {
+    match timeout(LONG, stream.next()).await {
+        Ok(Some(Delivery::Events(events))) => events,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Takes deliveries until one reaches `through`; revision and value of each.
+async fn take(stream: &mut WatchStream, through: i64) -> Vec<(i64, String)> {
+    let mut taken: Vec<(i64, String)> = Vec::new();
+    while taken.last().is_none_or(|(last, _)| *last < through) {
+        for event in next(stream).await {
+            let value = String::from_utf8(event.kv.value.to_vec()).expect("text");
+            taken.push((event.change.revision.0, value));
+        }
+    }
+    taken
+}
+
+/// A group has a revision and has not written it yet; another has written a
+/// higher one.
+#[test]
+fn rule_11_a_watch_over_groups_waits_for_the_slowest() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.lead(GroupId(2), 3).await;
+        cluster.node(3).put("g", "0").await;
+        let mut stream = watch_all(&cluster.node(3), 0);
+        pause(300).await;
+        cluster.slow(1, 2, 300);
+        let slow = cluster.node(2);
+        let slow = tokio::spawn(async move { slow.put("g", "slow").await });
+        pause(50).await;
+        let fast = cluster.node(3).put("n", "fast").await;
+        let taken = take(&mut stream, fast).await;
+        let slow = slow.await.expect("it ends");
+        assert!(slow < fast);
+        let fast = (fast, "fast".to_owned());
+        assert!(
+            taken.ends_with(&[(slow, "slow".to_owned()), fast]),
+            "{taken:?}"
+        );
+    });
+}
+
+#[test]
+fn rule_11_a_watch_is_complete_and_in_order_while_a_leader_fails() {
+    simulate(async {
+        let mut cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.lead(GroupId(2), 3).await;
+        let first = cluster.node(1).put("a", "first").await;
+        let mut streams = [
+            watch_all(&cluster.node(1), first),
+            watch_all(&cluster.node(3), first),
+        ];
+        let writers = ["a", "g", "n"].map(|key| {
+            let node = cluster.node(if key == "n" { 3 } else { 1 });
+            tokio::spawn(async move {
+                let mut written = BTreeMap::new();
+                for n in 0..100 {
+                    let text = format!("{key}{n}");
+                    let put = node.put_within(key, &text, LONG).await;
+                    // Of a put that was under way it may not be known.
+                    written.extend(put.ok().map(|revision| (revision, text)));
+                }
+                written
+            })
+        });
+        pause(100).await;
+        cluster.kill(2);
+        let mut written = BTreeMap::from([(first, "first".to_owned())]);
+        for writer in writers {
+            written.extend(writer.await.expect("it ends"));
+        }
+        assert!(written.len() > 290);
+        let last = cluster.node(1).put("a", "last").await;
+        written.insert(last, "last".to_owned());
+        for stream in &mut streams {
+            let taken = take(stream, last).await;
+            assert!(taken.is_sorted_by(|one, other| one.0 < other.0));
+            let mut taken: BTreeMap<_, _> = taken.into_iter().collect();
+            // Those of which it was not known.
+            taken.retain(|revision, _| written.contains_key(revision));
+            assert_eq!(taken, written);
+        }
+    });
+}
+
+#[test]
+fn rule_11_a_revision_is_never_split() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        let text = "x".repeat(8 << 10);
+        let first = cluster.node(1).put("a", "first").await;
+        let mut last = first;
+        for n in 0..20_u64 {
+            let letter = ["a", "g", "n"][n as usize % 3];
+            let puts = (0..100).map(|key| Op::Put(put(&format!("{letter}{key}"), &text)));
+            let txn = Txn {
+                success: puts.collect(),
+                ..Txn::default()
+            };
+            let answer = cluster.node(1 + n % 3).txn(txn, LONG).await;
+            last = answer.expect("it is written").revision.0;
+        }
+        for from in [first + 1, last] {
+            let mut stream = watch_all(&cluster.node(2), from);
+            let mut due = from;
+            while due <= last {
+                let events = next(&mut stream).await;
+                let revisions = events.iter().map(|event| event.change.revision.0);
+                let mut counts: BTreeMap<i64, usize> = BTreeMap::new();
+                for revision in revisions {
+                    *counts.entry(revision).or_default() += 1;
+                }
+                for (revision, count) in counts {
+                    assert_eq!((revision, count), (due, 100));
+                    due += 1;
+                }
+            }
+        }
+    });
+}
+
+/// The watch is not asked for its events until they are compacted.
+#[test]
+fn rule_11_a_compaction_takes_nothing_from_a_watch_that_had_caught_up() {
+    for splits in [&["f", "m"][..], &[]] {
+        simulate(async {
+            let cluster = Cluster::start(3, splits).await;
+            cluster.node(1).put("a", "first").await;
+            pause(300).await;
+            let mut stream = watch_all(&cluster.node(3), 0);
+            let mut written = Vec::new();
+            for n in 0..20_u64 {
+                let text = n.to_string();
+                let key = ["a", "g", "n"][n as usize % 3];
+                written.push((cluster.node(1 + n % 3).put(key, &text).await, text));
+            }
+            let last = written.last().expect("there are some").0;
+            let compacted = cluster.node(2).compact(revision(last), LONG).await;
+            assert_eq!(compacted, Ok(revision(last)));
+            until(|| {
+                let status = cluster.node(3).status();
+                status.iter().all(|replica| replica.floor.0 == last)
+            })
+            .await;
+            assert_eq!(take(&mut stream, last).await, written);
+            // One that begins below it hears so.
+            let mut late = watch_all(&cluster.node(3), last - 1);
+            let heard = timeout(LONG, late.next()).await.expect("it hears");
+            assert_eq!(heard, Some(Delivery::Compacted(revision(last))));
+        });
+    }
+}
