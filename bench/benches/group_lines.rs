@@ -1,45 +1,149 @@
-//! The speed lines of the groups.
+//! The speed lines of the groups: what they do, what the log or our promises
+//! say, and whether the ratio is what it should be.
+//!
+//! `cargo bench -p pontoon-bench --bench group_lines [-- FILTER] [-- --json]`.
+//! With `PONTOON_BENCH_SMALL=1` there are a tenth of the idle groups and each
+//! load takes a third of its time: a smoke test, whose figures mean little.
+//! `bench/README.md` says what each line means.
+//!
+//! Kept true: what is compared is measured in the same run, in the same
+//! directory, in turns; clients and nodes share this process. A line that
+//! can't be measured makes the program fail; one that is not met doesn't.
 
 use std::io;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use pontoon_bench::appenders::runtime;
-use pontoon_bench::nodes::{self, Clients};
+use pontoon_bench::lines::{Line, table};
+use pontoon_bench::{child, proc};
+
+#[path = "group_lines/deaths.rs"]
+mod deaths;
+#[path = "group_lines/idle.rs"]
+mod idle;
+#[path = "group_lines/puts.rs"]
+mod puts;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-fn main() -> io::Result<()> {
-    let dir = tempfile::tempdir_in(".")?;
-    let only: Option<(u64, usize)> = std::env::var("ONLY").ok().and_then(|text| {
-        let (groups, count) = text.split_once(',')?;
-        Some((groups.parse().ok()?, count.parse().ok()?))
-    });
-    let one;
-    let plan: &[(u64, &[usize])] = match only {
-        Some((groups, count)) => {
-            one = [count];
-            &[(groups, &one)]
-        }
-        None => &[(1, &[1, 16, 256, 4096][..]), (64, &[256, 4096])],
-    };
-    for &(groups, counts) in plan {
-        let runtime = runtime()?;
-        let path = dir.path().join(groups.to_string());
-        std::fs::create_dir_all(&path)?;
-        runtime.block_on(async {
-            let node = nodes::alone(&path, groups).await?;
-            for &count in counts {
-                let clients = Clients { count, time: Duration::from_secs(3) };
-                let done = clients.put(std::slice::from_ref(&node)).await?;
-                println!(
-                    "{groups} groups {count} clients: {:.0}/s p50 {:.0} p99 {:.0} us, {:.2} us cpu/put, {:.2} cpus",
-                    done.puts.rate(), done.puts.micros(0.5), done.puts.micros(0.99),
-                    done.micros_per_put, done.processors,
-                );
-            }
-            io::Result::Ok(())
-        })?;
+/// Lines that share what they are measured on.
+struct Group {
+    names: &'static [&'static str],
+    measure: fn(&Bench<'_>) -> io::Result<Vec<Line>>,
+}
+
+const GROUPS: &[Group] = &[
+    Group {
+        names: puts::NAMES,
+        measure: puts::measure,
+    },
+    Group {
+        names: idle::NAMES,
+        measure: idle::measure,
+    },
+    Group {
+        names: deaths::LEADER_NAMES,
+        measure: deaths::of_leader,
+    },
+    Group {
+        names: deaths::SEQUENCER_NAMES,
+        measure: deaths::of_sequencer,
+    },
+];
+
+/// What a group is measured with.
+struct Bench<'a> {
+    dir: &'a Path,
+    small: bool,
+}
+
+impl Bench<'_> {
+    /// How long a load takes, in the size of this run.
+    fn time(&self, time: Duration) -> Duration {
+        if self.small { time / 3 } else { time }
     }
-    Ok(())
+
+    /// A directory for one of several measurements.
+    fn subdir(&self, name: &str) -> io::Result<PathBuf> {
+        let dir = self.dir.join(name);
+        std::fs::create_dir_all(&dir)?;
+        Ok(dir)
+    }
+}
+
+fn main() -> io::Result<ExitCode> {
+    if let Some((role, dir)) = child::role() {
+        return idle::be_child(&role, &dir).map(|()| ExitCode::SUCCESS);
+    }
+    let mut json = false;
+    let mut filter = String::new();
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--json" => json = true,
+            // Cargo says so.
+            "--bench" => {}
+            _ => filter = argument,
+        }
+    }
+    let small = std::env::var_os("PONTOON_BENCH_SMALL").is_some_and(|value| value == "1");
+    // Inside the target directory unless told otherwise: it is on a disk,
+    // which the usual place for temporary files may not be.
+    let parent = std::env::var_os("PONTOON_BENCH_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
+    std::fs::create_dir_all(&parent)?;
+    let mut all = Vec::new();
+    let mut failed = 0;
+    for group in GROUPS {
+        if !group.names.iter().any(|name| name.contains(&filter)) {
+            continue;
+        }
+        let dir = tempfile::Builder::new()
+            .prefix("group-lines-")
+            .tempdir_in(&parent)?;
+        let start = Instant::now();
+        let bench = Bench {
+            dir: dir.path(),
+            small,
+        };
+        let before = proc::CpuTime::now()?;
+        match (group.measure)(&bench) {
+            Ok(lines) => {
+                let others = before.others_since()?;
+                for mut line in lines {
+                    if !line.name.contains(&filter) {
+                        continue;
+                    }
+                    line.others = others;
+                    println!("{}", if json { line.json() } else { line.text() });
+                    all.push(line);
+                }
+            }
+            Err(error) => {
+                failed += 1;
+                eprintln!("{}: {error}", group.names.join(", "));
+            }
+        }
+        if !json {
+            println!("{:<26} (took {:.1} s)", "", start.elapsed().as_secs_f64());
+        }
+    }
+    if !json {
+        let missed = all.iter().filter(|line| line.met() == Some(false)).count();
+        let disturbed = all.iter().filter(|line| line.is_disturbed()).count();
+        let size = if small {
+            ", smaller than it should be"
+        } else {
+            ""
+        };
+        println!("\n{}", table(&all));
+        println!(
+            "{missed} not met, {disturbed} without a verdict, {failed} groups not measured{size}"
+        );
+    }
+    Ok(match failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
 }

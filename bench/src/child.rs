@@ -11,7 +11,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 const ROLE: &str = "PONTOON_BENCH_ROLE";
 const DIR: &str = "PONTOON_BENCH_ROLE_DIR";
 /// Longest that a child may take.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The role and the directory that this process was started with, if it is a child.
 #[must_use]
@@ -28,20 +28,21 @@ pub fn answer(figures: &[f64]) {
 
 /// Runs this program in a role and returns its figures.
 pub fn ask(role: &str, dir: &Path) -> io::Result<Vec<f64>> {
-    ask_with(role, dir, None)
+    ask_with(role, dir, &[])
 }
 
-/// [`ask`], of a child whose allocator gives freed memory back at once, so
-/// that what it has is what it needs.
+/// [`ask`], of a child whose allocator gives freed memory back at once and
+/// asks for no huge pages, so that what it has is what it needs.
 pub fn ask_for_memory(role: &str, dir: &Path) -> io::Result<Vec<f64>> {
-    ask_with(role, dir, Some(("MIMALLOC_PURGE_DELAY", "0")))
+    let variables = [("MIMALLOC_PURGE_DELAY", "0"), ("MIMALLOC_ALLOW_THP", "0")];
+    ask_with(role, dir, &variables)
 }
 
-fn ask_with(role: &str, dir: &Path, variable: Option<(&str, &str)>) -> io::Result<Vec<f64>> {
+fn ask_with(role: &str, dir: &Path, variables: &[(&str, &str)]) -> io::Result<Vec<f64>> {
     let mut child = Command::new(std::env::current_exe()?)
         .env(ROLE, role)
         .env(DIR, dir)
-        .envs(variable)
+        .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;

@@ -4,14 +4,18 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pontoon_engine::{Answer, Put, Request};
-use pontoon_raftgroup::{Config, Network, Node, NodeId, Scope, SimNetwork};
+use pontoon_raftgroup::{
+    Config, Failure, GroupId, Network, Node, NodeId, Plain, Scope, SimNetwork, TcpConfig,
+    TcpNetwork,
+};
 use pontoon_wal::disk::{Backend, Disk, RealDisk};
 use pontoon_wal::{Clock, SystemClock};
+use tokio::runtime::Runtime;
 
 use crate::proc::CpuTime;
 use crate::samples::Samples;
@@ -19,28 +23,82 @@ use crate::samples::Samples;
 /// How long a request may take before a run fails.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// Split keys that cut the keys of [`Clients`] evenly.
-#[must_use]
-pub fn splits(groups: u64) -> Vec<Bytes> {
-    let cut = |group: u64| format!("key/{:04x}", group * 0x1_0000 / groups).into();
-    (1..groups).map(cut).collect()
+/// How long a cluster may take until it serves.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The runtime that nodes and clients share.
+pub fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
 }
 
-/// One node without others.
-pub async fn alone(dir: &Path, groups: u64) -> io::Result<Node> {
+/// A key; `place` (0 to 65535) says where between the first and the last.
+#[must_use]
+pub fn key(place: u16) -> Bytes {
+    format!("key/{place:04x}").into()
+}
+
+/// The place of the first key of a group, if the keys are cut evenly.
+#[must_use]
+pub fn place(group: u64, groups: u64) -> u16 {
+    (group * 0x1_0000 / groups) as u16
+}
+
+fn splits(groups: u64) -> Vec<Bytes> {
+    (1..groups).map(|group| key(place(group, groups))).collect()
+}
+
+/// A member that can be killed.
+pub struct Member {
+    /// It.
+    pub node: Node,
+    scope: Scope,
+}
+
+impl Member {
+    /// Ends all its tasks wherever they are, those that hold its connections too.
+    pub fn kill(&self) {
+        self.scope.end();
+    }
+}
+
+/// One node without others, that serves.
+pub async fn alone(dir: &Path, groups: u64) -> io::Result<Member> {
     let members = BTreeMap::from([(NodeId(1), String::new())]);
     let network = SimNetwork::new(1).node(NodeId(1));
-    open(dir, NodeId(1), members, groups, network).await
+    let member = open(dir, NodeId(1), members, groups, network).await?;
+    serves(std::slice::from_ref(&member), groups).await?;
+    Ok(member)
 }
 
-/// One node among others.
-pub async fn open(
+/// Nodes that are connected over loopback, and serve.
+pub async fn together(dir: &Path, count: u64, groups: u64) -> io::Result<Vec<Member>> {
+    let mut networks = Vec::new();
+    for id in (1..=count).map(NodeId) {
+        let config = TcpConfig::new(id, 1, SystemClock::default().random());
+        networks.push((id, TcpNetwork::bind("127.0.0.1:0", config, Plain)?));
+    }
+    let addresses: BTreeMap<_, _> = networks
+        .iter()
+        .map(|(id, network)| (*id, network.address().to_string()))
+        .collect();
+    let mut members = Vec::new();
+    for (id, network) in networks {
+        members.push(open(dir, id, addresses.clone(), groups, network).await?);
+    }
+    serves(&members, groups).await?;
+    Ok(members)
+}
+
+async fn open(
     dir: &Path,
     id: NodeId,
     members: BTreeMap<NodeId, String>,
     groups: u64,
     network: Arc<dyn Network>,
-) -> io::Result<Node> {
+) -> io::Result<Member> {
     let dir = dir.join(id.to_string());
     std::fs::create_dir_all(&dir)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(Backend::Auto, &dir)?);
@@ -48,8 +106,71 @@ pub async fn open(
     let scope = Scope::new(clock.random());
     let mut config = Config::new(id, 1, dir, members);
     config.splits = splits(groups);
-    let node = Node::open(config, disk, clock, network, scope).await;
-    node.map_err(|error| io::Error::other(error.to_string()))
+    let node = Node::open(config, disk, clock, network, scope.clone()).await;
+    let node = node.map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(Member { node, scope })
+}
+
+/// Returns when every member knows the leader of every group.
+async fn serves(members: &[Member], groups: u64) -> io::Result<()> {
+    let start = Instant::now();
+    let knows = |member: &Member| {
+        let status = member.node.status();
+        status.len() as u64 == groups && status.iter().all(|replica| replica.leader.is_some())
+    };
+    while !members.iter().all(knows) {
+        if start.elapsed() > PATIENCE {
+            return Err(io::Error::other("the nodes don't come to serve"));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// The member that leads a group, by its place among them.
+#[must_use]
+pub fn leader(members: &[Member], group: GroupId) -> Option<usize> {
+    members.iter().position(|member| {
+        let status = member.node.status();
+        status
+            .iter()
+            .any(|replica| replica.group == group && replica.leads)
+    })
+}
+
+/// Gives the leadership of a group to the member at `to`.
+pub async fn place_leader(members: &[Member], group: GroupId, to: usize) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match leader(members, group) {
+            Some(at) if at == to => return Ok(()),
+            Some(at) => {
+                members[at]
+                    .node
+                    .transfer(group, members[to].node.id())
+                    .await
+            }
+            None => {}
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(io::Error::other("a leadership isn't taken over"));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Puts 256 bytes.
+pub async fn put(node: &Node, key: Bytes, within: Duration) -> Result<(), Failure> {
+    static VALUE: [u8; 256] = [7; 256];
+    let request = Request::Put(Put {
+        key,
+        value: Bytes::from_static(&VALUE),
+        ..Put::default()
+    });
+    match node.request(request, within).await? {
+        Answer::Put(_) => Ok(()),
+        other => panic!("a put was answered with {other:?}"),
+    }
 }
 
 /// What clients do, all at once.
@@ -73,39 +194,26 @@ pub struct Done {
 }
 
 impl Clients {
-    /// Each puts 256 bytes at keys all over, one after the other, to the
-    /// nodes in turn.
-    pub async fn put(self, nodes: &[Node]) -> io::Result<Done> {
+    /// Each puts at keys all over, one after the other, to the nodes in turn.
+    pub async fn put(self, members: &[Member]) -> io::Result<Done> {
         let stop = Arc::new(AtomicBool::new(false));
-        let failures = Arc::new(AtomicU64::new(0));
-        let value = Bytes::from(vec![7; 256]);
         let start = Instant::now();
         let cpu = CpuTime::now()?;
         let clients = (0..self.count).map(|client| {
-            let node = nodes[client % nodes.len()].clone();
-            let (stop, failures, value) = (Arc::clone(&stop), Arc::clone(&failures), value.clone());
+            let node = members[client % members.len()].node.clone();
+            let stop = Arc::clone(&stop);
             tokio::spawn(async move {
                 let mut samples = Samples::default();
                 let mut chance = client as u64 + 1;
                 while !stop.load(Ordering::Relaxed) {
                     chance = chance
                         .wrapping_mul(0x5851_f42d_4c95_7f2d)
-                        .wrapping_add(0x14057b7e);
-                    let key = format!("key/{:04x}", (chance >> 48) as u16);
-                    let request = Request::Put(Put {
-                        key: key.into(),
-                        value: value.clone(),
-                        ..Put::default()
-                    });
+                        .wrapping_add(0x1405_7b7e);
                     let asked = Instant::now();
-                    match node.request(request, WITHIN).await {
-                        Ok(Answer::Put(_)) => samples.add(asked.elapsed()),
-                        _ => {
-                            failures.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
+                    put(&node, key((chance >> 48) as u16), WITHIN).await?;
+                    samples.add(asked.elapsed());
                 }
-                samples
+                Ok::<_, Failure>(samples)
             })
         });
         let clients: Vec<_> = clients.collect();
@@ -113,11 +221,8 @@ impl Clients {
         stop.store(true, Ordering::Relaxed);
         let mut puts = Samples::default();
         for client in clients {
-            puts.nanos
-                .extend(client.await.map_err(io::Error::other)?.nanos);
-        }
-        if failures.load(Ordering::Relaxed) > 0 {
-            return Err(io::Error::other("some puts failed"));
+            let samples = client.await.map_err(io::Error::other)?;
+            puts.nanos.extend(samples.map_err(io::Error::other)?.nanos);
         }
         puts.elapsed = start.elapsed();
         let cpu = cpu.own_since()?;

@@ -1100,7 +1100,11 @@ impl<'a> Lead<'a> {
 /// Before something that didn't work is tried again.
 const RETRY: Duration = Duration::from_millis(20);
 
-async fn propose_and_wait(replica: &Replica, term: Term, steps: Vec<Step>) -> Option<()> {
+pub(crate) async fn propose_and_wait(
+    replica: &Replica,
+    term: Term,
+    steps: Vec<Step>,
+) -> Option<()> {
     let command = Command {
         term,
         base: None,

@@ -254,6 +254,13 @@ impl Node {
     /// Hands the leadership of a group to another member, if this one has it.
     pub async fn transfer(&self, group: GroupId, to: NodeId) {
         if let Some(replica) = self.0.replica(group) {
+            // While it hands over, a leader shows no sign of life. If `to`
+            // doesn't hear of it, others must have their timers to go on.
+            replica.busy.store(true, Ordering::Relaxed);
+            if replica.group.is_quiet() {
+                let term = replica.group.leadership().borrow().term;
+                lead::propose_and_wait(&replica, term, Vec::new()).await;
+            }
             replica.group.transfer(to).await;
         }
     }

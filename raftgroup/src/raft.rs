@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::runtime::watched as watch;
@@ -184,6 +185,8 @@ pub(crate) struct Group {
     proposals: watch::Sender<usize>,
     lanes: Lanes,
     incoming: Incoming,
+    /// The term in which this node began to hand over.
+    handed_over: AtomicU64,
 }
 
 impl Group {
@@ -244,6 +247,7 @@ impl Group {
             proposals: watch::Sender::new(0),
             lanes: Lanes::default(),
             incoming: Incoming::default(),
+            handed_over: AtomicU64::new(0),
         }))
     }
 
@@ -342,6 +346,10 @@ impl Group {
 
     /// Hands the leadership to `to`, if it can; refuses proposals meanwhile.
     pub(crate) async fn transfer(&self, to: NodeId) {
+        if to != self.node {
+            let term = self.leadership.borrow().term;
+            self.handed_over.store(term.0, Ordering::Relaxed);
+        }
         // A replica that has stopped leads nothing.
         let _ = self.raft.trigger().transfer_leader(to.0).await;
     }
@@ -375,6 +383,12 @@ impl Group {
 
     /// The last position, if this node leads and every member has all of the log.
     pub(crate) fn settled(&self) -> Option<LogIndex> {
+        // Until another leads, the others need their timers: a leader that
+        // hands over refuses everything and shows no sign of life.
+        let term = self.leadership.borrow().term;
+        if self.handed_over.load(Ordering::Relaxed) == term.0 {
+            return None;
+        }
         if *self.proposals.borrow() > 0 || !self.leadership.borrow().ready {
             return None;
         }

@@ -4,7 +4,7 @@
 //! [`Scope`]; when the scope ends, so do they, wherever they are. Chance comes
 //! from the scope, so that a simulation can repeat it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,8 +91,8 @@ impl Scope {
     }
 }
 
-/// A deadline as near as this is now.
-const AT_ONCE: Duration = Duration::from_micros(5);
+/// Too short to wait for.
+const MOMENT: Duration = Duration::from_micros(1);
 
 /// What tokio's timer rounds up to.
 const TIMER_TICK: Duration = Duration::from_millis(1);
@@ -130,14 +130,18 @@ impl AsyncRuntime for Runtime {
         TokioRuntime::sleep(duration)
     }
 
-    /// openraft waits "a microsecond" for more completions of the log, of
-    /// which tokio's timer would make a millisecond.
+    /// A deadline a moment away is now: openraft waits "a microsecond" for
+    /// more completions of the log, and the timer would make a millisecond of
+    /// it. Asked for again, it has its timer, so that nobody waits in circles
+    /// for a clock that stands still.
     fn sleep_until(deadline: Self::Instant) -> Self::Sleep {
+        thread_local! {
+            static SKIPPED: Cell<Option<<Runtime as AsyncRuntime>::Instant>> =
+                const { Cell::new(None) };
+        }
         let now = Self::Instant::now();
-        TokioRuntime::sleep_until(match deadline < now + AT_ONCE {
-            true => now - TIMER_TICK,
-            false => deadline,
-        })
+        let skip = deadline <= now + MOMENT && SKIPPED.replace(Some(deadline)) != Some(deadline);
+        TokioRuntime::sleep_until(if skip { now - TIMER_TICK } else { deadline })
     }
 
     fn timeout<R, F: Future<Output = R> + OptionalSend>(

@@ -23,6 +23,9 @@ use crate::raft::peers::{Link, mistaken};
 use crate::raft::types::{SnapshotMeta, Types, Vote};
 use crate::runtime::Runtime;
 
+/// How long a piece may take; only the installation of all takes longer.
+const PIECE_WITHIN: Duration = Duration::from_secs(10);
+
 /// Sends a snapshot and waits until it is installed. When this is dropped,
 /// nothing more is sent.
 pub(crate) async fn send(
@@ -44,7 +47,7 @@ pub(crate) async fn send(
         membership: snapshot.meta.last_membership,
     };
     let mut under_way = FuturesOrdered::new();
-    under_way.push_back(link.ask(&begin, within));
+    under_way.push_back(link.ask(&begin, within.min(PIECE_WITHIN)));
     let (mut page, mut pieces, mut more) = (0, 0, true);
     while more || !under_way.is_empty() {
         while more && under_way.len() < window.max(1) {
@@ -63,7 +66,7 @@ pub(crate) async fn send(
                 bytes: piece.bytes.into(),
             };
             pieces += 1;
-            under_way.push_back(link.ask(&request, within));
+            under_way.push_back(link.ask(&request, within.min(PIECE_WITHIN)));
         }
         match under_way.next().await {
             None | Some(Ok(Answer::Taken)) => {}

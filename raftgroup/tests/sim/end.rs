@@ -59,6 +59,13 @@ pub(crate) async fn come_to_rest(sim: &Rc<Sim>) -> End {
             end.stuck.push(format!("a watch of all keys at node {id}"));
         }
     }
+    if !end.stuck.is_empty() {
+        for (id, running) in sim.cluster.all_running() {
+            for status in running.node.status() {
+                end.stuck.push(format!("\nnode {id}: {status:?}"));
+            }
+        }
+    }
     sim.over.set(true);
     sim.ending.notify_waiters();
     while Instant::now() < deadline {

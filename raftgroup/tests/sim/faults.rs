@@ -146,7 +146,12 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
         format_args!("{fault:?} node {node} other {other} for {long:?}"),
     );
     match fault {
-        Fault::PowerCut => bounce(&sim, &[node], Ending::PowerCut, long).await,
+        Fault::PowerCut => {
+            // Where logs are short, so long that it needs a snapshot.
+            let short = sim.cluster.shape.log_entries_kept < 100;
+            let away = if short { 3 * long } else { long };
+            bounce(&sim, &[node], Ending::PowerCut, away).await;
+        }
         Fault::Kill => bounce(&sim, &[node], Ending::Kill, long / 3).await,
         Fault::Outage => bounce(&sim, &nodes, Ending::PowerCut, long / 4).await,
         Fault::DiskStops => {
