@@ -30,7 +30,10 @@ pub(crate) fn simulate<T>(run: impl Future<Output = T>) -> T {
         .start_paused(true)
         .build()
         .expect("a runtime");
-    tokio::task::LocalSet::new().block_on(&runtime, run)
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        pontoon_wal::disk::sim::host();
+        run.await
+    })
 }
 
 pub(crate) async fn pause(millis: u64) {

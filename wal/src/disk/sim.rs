@@ -27,6 +27,7 @@ mod inode;
 mod mapping;
 mod seed;
 
+pub use host::host;
 use inode::{Fate, Inode};
 use mapping::SimMapping;
 pub use seed::{Rng, SimClock};

@@ -12,23 +12,25 @@ thread_local! {
     static HOST: RefCell<Option<mpsc::UnboundedSender<Task>>> = const { RefCell::new(None) };
 }
 
-/// Starts a task. The first one of a simulation must be started by a task of
-/// its `LocalSet`.
-pub(super) fn run(task: Task) {
-    let sent = HOST.with_borrow(|host| match host {
-        Some(host) => host.send(task).map_err(|refused| refused.0),
-        None => Err(task),
-    });
-    let Err(task) = sent else {
-        return;
-    };
-    // Another simulation, or the first: this one's tasks go with it.
+/// From now on disks' tasks run in the current `LocalSet`, whoever starts
+/// them, until it is dropped. Without it, they must be started from inside one.
+pub fn host() {
     let (host, mut tasks) = mpsc::unbounded_channel::<Task>();
     tokio::task::spawn_local(async move {
         while let Some(task) = tasks.recv().await {
             tokio::task::spawn_local(task());
         }
     });
-    tokio::task::spawn_local(task());
     HOST.set(Some(host));
+}
+
+/// Starts a task.
+pub(super) fn run(task: Task) {
+    let sent = HOST.with_borrow(|host| match host {
+        Some(host) => host.send(task).map_err(|refused| refused.0),
+        None => Err(task),
+    });
+    if let Err(task) = sent {
+        tokio::task::spawn_local(task());
+    }
 }
