@@ -71,16 +71,42 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
     // with its own operation.
     let mut unknown: Vec<&Operation> = history.operations.iter().collect();
     unknown.retain(|operation| matches!(operation.outcome, Outcome::Unknown(_)));
-    for (revision, changes) in deletions {
-        let place = unknown
-            .iter()
-            .position(|operation| explains(operation, &changes));
-        match place {
-            Some(place) => drop(unknown.remove(place)),
-            None => return Err(format!("revision {revision}: nobody asked for {changes:?}")),
+    let fits: Vec<Vec<usize>> = deletions
+        .iter()
+        .map(|(_, changes)| {
+            let all = unknown.iter().enumerate();
+            let fitting = all.filter(|(_, operation)| explains(operation, changes));
+            fitting.map(|(place, _)| place).collect()
+        })
+        .collect();
+    let mut takers = vec![None; unknown.len()];
+    for (place, (revision, changes)) in deletions.iter().enumerate() {
+        if !find_place(place, &fits, &mut takers, &mut BTreeSet::new()) {
+            return Err(format!("revision {revision}: nobody asked for {changes:?}"));
         }
     }
     Ok(())
+}
+
+/// Gives a write one of the operations that fit it; another that has it is
+/// given a different one.
+fn find_place(
+    write: usize,
+    fits: &[Vec<usize>],
+    takers: &mut [Option<usize>],
+    tried: &mut BTreeSet<usize>,
+) -> bool {
+    for operation in &fits[write] {
+        if !tried.insert(*operation) {
+            continue;
+        }
+        let other = takers[*operation];
+        if other.is_none_or(|other| find_place(other, fits, takers, tried)) {
+            takers[*operation] = Some(write);
+            return true;
+        }
+    }
+    false
 }
 
 enum Author {
