@@ -1035,7 +1035,10 @@ impl<'a> Lead<'a> {
             let checked = match &self.source {
                 _ if !self.replica.id.is_root() => Err(Reject::FutureRevision),
                 _ if revision <= cluster.floor => Err(Reject::Compacted),
-                Source::Own if revision > self.base => Err(Reject::FutureRevision),
+                // A client may have heard of a write before this task has.
+                Source::Own if revision > self.replica.group.store().revision() => {
+                    Err(Reject::FutureRevision)
+                }
                 // The router compared it with a read point.
                 _ => Ok(()),
             };
