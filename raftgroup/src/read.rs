@@ -137,7 +137,7 @@ impl Inner {
     }
 
     /// A revision at which this leader shows what will never change (rule 9).
-    async fn settle_point(
+    pub(crate) async fn settle_point(
         self: &Arc<Self>,
         replica: &Arc<Replica>,
         given: Option<ReadPoint>,

@@ -3,7 +3,7 @@
 use pontoon_engine::{Op, Range, Request, Txn};
 use pontoon_raftgroup::{Failure, GroupId, NodeId};
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, put, range, revision, simulate, until};
+use crate::cluster::{Client, Cluster, LONG, ROOT, SHORT, put, range, revision, simulate, until};
 
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 
@@ -115,5 +115,21 @@ fn rule_15_every_group_applies_the_floor_through_its_log() {
             text(future),
             "etcdserver: mvcc: required revision is a future revision"
         );
+    });
+}
+
+#[test]
+fn rule_15_one_who_no_longer_leads_refuses_no_revision_as_future() {
+    simulate(async {
+        let cluster = Cluster::start(3, &[]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.node(1).put("a", "1").await;
+        cluster.network.isolate(NodeId(1));
+        cluster.until_led_among(ROOT, &[2, 3]).await;
+        let acknowledged = cluster.node(2).put("a", "2").await;
+        // Node 1 has not heard of it, nor that it no longer leads.
+        let node = cluster.node(1);
+        let compacted = node.compact(revision(acknowledged), SHORT).await;
+        assert_eq!(compacted, Err(Failure::TimedOut));
     });
 }

@@ -1,0 +1,225 @@
+//! From held jobs to batches: what each request would change, and what
+//! changes nothing and is answered at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pontoon_engine::{
+    Answer, Effects, EngineError, Op, Request, Revision, Store, Ticket, Txn, evaluate,
+};
+
+use super::{Batch, Item, Lead, Source};
+use crate::message::{Declined, Work};
+use crate::position::LogIndex;
+use crate::replica::Job;
+
+/// Bytes of effects that one entry gathers; a larger request has its own.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of effects that a request may have.
+const REQUEST_BYTES_MAX: usize = 8 << 20;
+
+impl Lead<'_> {
+    /// Evaluates held jobs into one batch.
+    pub(super) async fn evaluate(&mut self) {
+        let store = self.replica.group.store();
+        if store.dirty_bytes() > self.node.dirty_bytes_max {
+            // The disk is behind: whoever writes waits for it.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let root = self.node.root_applied();
+        let mut batch = Batch {
+            first: Ticket(self.ticket),
+            items: Vec::new(),
+            root,
+            ask: None,
+            granted: None,
+        };
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES_MAX
+            && let Some(job) = self.held.pop_front()
+        {
+            let Work::Request(request) = &job.work else {
+                self.start(job);
+                continue;
+            };
+            if is_read_only(request) {
+                self.settle(job);
+                continue;
+            }
+            if self.node.wal.is_space_low() {
+                job.finish(Err(Declined::NoSpace));
+                continue;
+            }
+            let ticket = Ticket(self.ticket);
+            let own = match &self.source {
+                Source::Own => Revision(self.last.0 + 1 + batch.items.len() as i64),
+                _ => Revision::of(ticket),
+            };
+            let leases = |_| false;
+            match evaluate(&store, &self.pending, self.base, own, &leases, request) {
+                Ok(evaluated) if !evaluated.effects.is_empty() => {
+                    let size = effects_bytes(&evaluated.effects);
+                    if size > REQUEST_BYTES_MAX {
+                        job.finish(Err(Declined::TooLarge));
+                        continue;
+                    }
+                    bytes += size;
+                    self.pending.add(ticket, own, evaluated.changes);
+                    self.ticket += 1;
+                    batch.items.push(Item {
+                        job,
+                        answer: evaluated.answer,
+                        effects: evaluated.effects,
+                    });
+                }
+                // It changes nothing, or is refused, as things will be: what
+                // it is told must hold as things are.
+                Ok(_) | Err(EngineError::Reject(_)) => self.settle(job),
+                Err(EngineError::Ungranted(_)) => {
+                    if batch.items.is_empty() && self.asked.is_empty() {
+                        // It hangs on its own revision.
+                        self.evaluate_granted(job, &store, root).await;
+                    } else {
+                        self.held.push_front(job);
+                    }
+                    break;
+                }
+                Err(EngineError::Undecided(_)) => job.finish(Err(Declined::Again)),
+                Err(error) => {
+                    tracing::error!("group {}: {error}", self.replica.id);
+                    job.finish(Err(Declined::Again));
+                }
+            }
+        }
+        if batch.items.is_empty() {
+            return;
+        }
+        match &mut self.source {
+            Source::Own => {
+                let first = self.last.next();
+                self.propose(batch, first).await;
+            }
+            Source::Ledger(ledger, _) => {
+                let first = ledger.lock().own(batch.items.len() as u64);
+                self.grant(&mut batch, first);
+                self.propose(batch, first).await;
+            }
+            Source::Sequencer(_) => {
+                self.asked.push_back(batch);
+                self.ask();
+            }
+        }
+    }
+
+    /// Evaluates a request that looks at its own revision: the revision comes
+    /// first. If it turns out to need none, there is a gap.
+    async fn evaluate_granted(&mut self, job: Job, store: &Arc<Store>, root: LogIndex) {
+        let ticket = Ticket(self.ticket);
+        self.ticket += 1;
+        let mut batch = Batch {
+            first: ticket,
+            items: vec![Item {
+                job,
+                answer: Answer::LeaseRevoke(Revision(0)),
+                effects: Effects::new(),
+            }],
+            root,
+            ask: None,
+            granted: None,
+        };
+        match &mut self.source {
+            Source::Own => unreachable!("revisions are known at once"),
+            Source::Ledger(ledger, _) => {
+                let first = ledger.lock().own(1);
+                self.evaluate_late(&mut batch, first, store);
+                self.propose(batch, first).await;
+            }
+            Source::Sequencer(_) => {
+                self.asked.push_back(batch);
+                self.ask();
+            }
+        }
+    }
+
+    /// Evaluates what was put off until its revision was known.
+    pub(super) fn evaluate_late(&mut self, batch: &mut Batch, own: Revision, store: &Arc<Store>) {
+        let item = &mut batch.items[0];
+        let Work::Request(request) = &item.job.work else {
+            return;
+        };
+        let leases = |_| false;
+        if let Ok(evaluated) = evaluate(store, &self.pending, self.base, own, &leases, request) {
+            self.pending.add(batch.first, own, evaluated.changes);
+            item.answer = evaluated.answer;
+            item.effects = evaluated.effects;
+        }
+    }
+
+    /// Puts revisions where tickets stood for them.
+    pub(super) fn grant(&mut self, batch: &mut Batch, first: Revision) {
+        self.grants.push((batch.first, batch.items.len(), first));
+        for (at, revision) in (0..batch.items.len()).zip(first.0..) {
+            let ticket = Ticket(batch.first.0 + at as u32);
+            self.pending.grant(ticket, Revision(revision));
+        }
+        let grants = &self.grants;
+        let granted = |ticket: Ticket| {
+            let run = grants.iter().rev().find(|run| run.0 <= ticket);
+            let run = run.expect("earlier tickets were granted before");
+            Revision(run.2.0 + i64::from(ticket.0 - run.0.0))
+        };
+        for item in &mut batch.items {
+            item.answer.complete(&granted);
+        }
+        if self.asked.is_empty() {
+            self.grants.clear();
+        }
+    }
+
+    /// Answers what changes nothing from what is there for good (rule 1).
+    pub(super) fn settle(&self, job: Job) {
+        let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
+        let many = !matches!(self.source, Source::Own);
+        self.node.scope.spawn(async move {
+            let outcome = node.settle(&replica, &job.work, many).await;
+            match outcome {
+                Some(outcome) => job.finish(outcome),
+                // It changes something after all.
+                None => replica.enqueue(job),
+            }
+        });
+    }
+
+    /// Starts work that isn't evaluated with the writes.
+    fn start(&mut self, job: Job) {
+        match &job.work {
+            Work::Compact { .. } => self.compactions.push(job),
+            Work::Read { .. } | Work::Request(_) => self.settle(job),
+        }
+    }
+}
+
+fn effects_bytes(effects: &Effects) -> usize {
+    let bytes = |effect: &pontoon_engine::Effect| match effect {
+        pontoon_engine::Effect::Put { key, value, .. } => key.len() + value.len(),
+        pontoon_engine::Effect::Delete { key } => key.len(),
+    };
+    effects.iter().map(|effect| 16 + bytes(effect)).sum()
+}
+
+/// Whether a request can't change anything.
+fn is_read_only(request: &Request) -> bool {
+    fn reads(txn: &Txn) -> bool {
+        txn.success.iter().chain(&txn.failure).all(|op| match op {
+            Op::Range(_) | Op::Missing => true,
+            Op::Txn(inner) => reads(inner),
+            Op::Put(_) | Op::DeleteRange(_) => false,
+        })
+    }
+    match request {
+        Request::Range(_) => true,
+        Request::Txn(txn) => reads(txn),
+        Request::Put(_) | Request::DeleteRange(_) | Request::LeaseRevoke(_) => false,
+    }
+}
