@@ -74,6 +74,7 @@ impl Bench<'_> {
 }
 
 fn main() -> io::Result<ExitCode> {
+    proc::without_huge_pages()?;
     if let Some((role, dir)) = child::role() {
         return idle::be_child(&role, &dir).map(|()| ExitCode::SUCCESS);
     }

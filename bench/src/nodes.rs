@@ -191,12 +191,16 @@ pub struct Done {
     pub micros_per_put: f64,
     /// How many processors this process kept busy.
     pub processors: f64,
+    /// The share of the time in which the first node's log had a commit under way.
+    pub log_busy: f64,
 }
 
 impl Clients {
     /// Each puts at keys all over, one after the other, to the nodes in turn.
     pub async fn put(self, members: &[Member]) -> io::Result<Done> {
         let stop = Arc::new(AtomicBool::new(false));
+        let log = members[0].node.log_counters();
+        let log_busy = log.busy.load(Ordering::Relaxed);
         let start = Instant::now();
         let cpu = CpuTime::now()?;
         let clients = (0..self.count).map(|client| {
@@ -226,7 +230,9 @@ impl Clients {
         }
         puts.elapsed = start.elapsed();
         let cpu = cpu.own_since()?;
+        let log_busy = log.busy.load(Ordering::Relaxed) - log_busy;
         Ok(Done {
+            log_busy: log_busy as f64 / 1e9 / puts.elapsed.as_secs_f64(),
             micros_per_put: cpu * 1e6 / puts.nanos.len() as f64,
             processors: cpu / puts.elapsed.as_secs_f64(),
             puts,

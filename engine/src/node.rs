@@ -256,6 +256,11 @@ impl<'a> Node<'a> {
         self.gap() + self.wasted()
     }
 
+    /// Whether to lay it out anew with a cell that has no room would make none.
+    pub(crate) fn is_packed_for(&self, cell: &Cell<'_>) -> bool {
+        self.wasted() == 0 && cell.key[0].starts_with(self.prefix())
+    }
+
     fn gap(&self) -> usize {
         self.cells_start() - self.slots - self.count * SLOT_BYTES
     }

@@ -330,6 +330,15 @@ enum Image {
 /// The node with `new` in place `i` (of what is there, if `replace`): laid
 /// out anew, in two halves with the key between them if one page is not enough.
 fn make_room(node: Node<'_>, i: usize, replace: bool, new: &Cell<'_>) -> Image {
+    // Keys that only ever grow leave full pages behind.
+    let added = || {
+        let separator = node::separator(&node.key(i - 1), &new.key());
+        Image::Added(separator, node::build(0, &[*new]))
+    };
+    let is_last = node.is_leaf() && !replace && i > 0 && i == node.count();
+    if is_last && node.is_packed_for(new) {
+        return added();
+    }
     let mut cells = node.cells();
     match replace {
         true => cells[i] = *new,
@@ -340,10 +349,8 @@ fn make_room(node: Node<'_>, i: usize, replace: bool, new: &Cell<'_>) -> Image {
     if cells.len() < 2 * least || node::image_bytes(level, &cells) <= PAGE_BYTES {
         return Image::One(node::build(level, &cells));
     }
-    if level == 0 && !replace && i == node.count() {
-        // Keys that only ever grow leave full pages behind.
-        let separator = node::separator(&node.key(i - 1), &new.key());
-        return Image::Added(separator, node::build(level, &[*new]));
+    if is_last {
+        return added();
     }
     let cut = cut(&cells, least, node.prefix().len());
     let (left, right) = cells.split_at_mut(cut);

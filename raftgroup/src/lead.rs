@@ -114,6 +114,8 @@ struct Batch {
     root: LogIndex,
     /// Which question it waits for.
     ask: Option<u64>,
+    /// What that question reports as applied.
+    reports: Revision,
     granted: Option<(Revision, LogIndex)>,
 }
 

@@ -48,6 +48,8 @@ pub(crate) struct Ask {
     pub(crate) count: u64,
     /// The root entry up to which the asker knew the cluster (rule 15).
     pub(crate) root: LogIndex,
+    /// What a [`Resolved`] would say now.
+    pub(crate) applied: (Revision, LogIndex),
 }
 
 /// Everything through a revision is applied, or will never be (rule 7).
@@ -60,7 +62,7 @@ pub(crate) struct Resolved {
 
 wire!(struct Stamp { epoch, group, term, session });
 wire!(struct Hello { stamp, pending, applied });
-wire!(struct Ask { stamp, count, root });
+wire!(struct Ask { stamp, count, root, applied });
 wire!(struct Resolved { stamp, revision, index });
 
 /// What comes of an [`Ask`].
@@ -181,6 +183,7 @@ impl Ledger {
         let Some(book) = self.current(ask.stamp) else {
             return Asked::Ignored;
         };
+        book.resolve(ask.applied.0, ask.applied.1);
         // What was asked after something stale was evaluated on it.
         book.stale |= ask.root < changed;
         if book.stale {

@@ -286,6 +286,12 @@ impl Node {
         Some((LogIndex(applied.index), hash))
     }
 
+    /// Numbers about the node's log.
+    #[must_use]
+    pub fn log_counters(&self) -> &pontoon_wal::Counters {
+        self.0.wal.counters()
+    }
+
     /// Ends the node in order.
     pub async fn close(self) {
         let replicas: Vec<_> = self.0.replicas.read().values().cloned().collect();

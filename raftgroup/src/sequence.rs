@@ -158,6 +158,7 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
         }
         let changed = desk.node.cluster.borrow().changed;
         let root = desk.replica.applied();
+        let reports = !asks.is_empty();
         let mut granted = Vec::new();
         let point = {
             let mut ledger = desk.ledger.lock();
@@ -178,6 +179,9 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
                 root,
             }
         };
+        if reports {
+            desk.news.send_modify(|count| *count += 1);
+        }
         raise_ceiling(&desk).await;
         if granted.is_empty() && readers.is_empty() {
             continue;

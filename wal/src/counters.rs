@@ -22,6 +22,8 @@ pub struct Counters {
     pub queue_wait: Histogram,
     /// Nanoseconds from the start of the commit until it was durable.
     pub sync_latency: Histogram,
+    /// Nanoseconds during which at least one commit was under way.
+    pub busy: AtomicU64,
     /// Times that a commit waited for a segment to be made.
     pub segment_stalls: AtomicU64,
     /// Segments made new.

@@ -101,6 +101,8 @@ pub(crate) struct Writer {
     pending: VecDeque<Request>,
     in_flight: VecDeque<InFlight>,
     in_flight_max: usize,
+    /// Until when the time with a commit under way is counted.
+    busy_since: Duration,
     running: FuturesUnordered<Running>,
     /// Full segments with commits that are not durable yet.
     unsealed: VecDeque<Full>,
@@ -184,6 +186,7 @@ impl Writer {
             pending: VecDeque::from([opens]),
             in_flight: VecDeque::new(),
             in_flight_max: 1,
+            busy_since: Duration::ZERO,
             running: FuturesUnordered::new(),
             unsealed: VecDeque::new(),
             spare_memory: Vec::new(),
@@ -358,6 +361,9 @@ impl Writer {
         }
 
         let is_first = self.in_flight.is_empty();
+        if is_first {
+            self.busy_since = started;
+        }
         let alone = self.lonely >= LONELY_MIN && self.pending.is_empty() && is_first;
         self.in_flight.push_back(InFlight {
             seq,
@@ -398,8 +404,13 @@ impl Writer {
             ));
         }
         commit.durable = true;
-        let latency = self.shared.clock.now().saturating_sub(commit.started);
+        let now = self.shared.clock.now();
+        let latency = now.saturating_sub(commit.started);
         self.shared.counters.sync_latency.record_time(latency);
+        let busy = now.saturating_sub(self.busy_since);
+        let busy = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX);
+        self.shared.counters.busy.fetch_add(busy, Relaxed);
+        self.busy_since = now;
         // Looked at before the callbacks run: their callers will come back.
         let nobody_came =
             self.in_flight.len() == 1 && self.pending.is_empty() && self.requests.is_empty();

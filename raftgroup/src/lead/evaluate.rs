@@ -33,6 +33,7 @@ impl Lead<'_> {
             items: Vec::new(),
             root,
             ask: None,
+            reports: Revision(0),
             granted: None,
         };
         let mut bytes = 0;
@@ -126,6 +127,7 @@ impl Lead<'_> {
             }],
             root,
             ask: None,
+            reports: Revision(0),
             granted: None,
         };
         match &mut self.source {

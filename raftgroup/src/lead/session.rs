@@ -129,6 +129,7 @@ impl Lead<'_> {
             session.asks += 1;
             let ask = session.asks;
             batch.ask = Some(ask);
+            batch.reports = self.applied.0;
             let message = Message::Ask(Ask {
                 stamp: Stamp {
                     epoch,
@@ -138,6 +139,7 @@ impl Lead<'_> {
                 },
                 count: batch.items.len() as u64,
                 root: batch.root,
+                applied: self.applied,
             });
             let call = self.node.call(sequencer, &message, self.node.timing.call);
             self.calls.push(Box::pin(async move {
@@ -153,7 +155,12 @@ impl Lead<'_> {
             return;
         };
         match granted {
-            Grant::Made { first, root } => batch.granted = Some((first, root)),
+            Grant::Made { first, root } => {
+                batch.granted = Some((first, root));
+                if let Source::Sequencer(session) = &mut self.source {
+                    session.reported = session.reported.max(batch.reports);
+                }
+            }
             Grant::Stale { root } => {
                 // If it doesn't, it will be refused again.
                 self.node.root_catches_up(root).await;
@@ -207,7 +214,8 @@ impl Lead<'_> {
         }
     }
 
-    /// Reports what is applied.
+    /// Reports what is applied, unless there will be a question soon that can
+    /// say so too.
     pub(super) fn report(&mut self) {
         let Source::Sequencer(session) = &mut self.source else {
             return;
@@ -216,7 +224,8 @@ impl Lead<'_> {
         let Some((epoch, sequencer)) = session.with else {
             return;
         };
-        if session.reporting || revision <= session.reported {
+        let busy = !self.asked.is_empty() || !self.flights.is_empty();
+        if busy || session.reporting || revision <= session.reported {
             return;
         }
         session.reporting = true;

@@ -27,6 +27,7 @@ fn ask(stamp: Stamp, count: u64) -> Ask {
         stamp,
         count,
         root: LogIndex(100),
+        applied: (Revision(0), LogIndex(0)),
     }
 }
 
@@ -229,6 +230,22 @@ fn rule_7_a_grant_is_outstanding_from_when_it_is_made_until_it_is_resolved() {
     // An old report changes nothing.
     assert_eq!(resolve(first.0 - 5, 15), expect(first.0, 20));
     assert_eq!(resolve(first.0 + 2, 22), expect(first.0 + 2, 22));
+}
+
+#[test]
+fn rule_7_a_question_reports_what_is_applied_too() {
+    let mut ledger = ledger();
+    let first = granted(&mut ledger, stamp(GROUP, 1), 3);
+    let next = Ask {
+        applied: (Revision(first.0 + 1), LogIndex(21)),
+        ..ask(stamp(GROUP, 1), 1)
+    };
+    assert_eq!(ledger.ask(&next), Asked::Granted(Revision(first.0 + 3)));
+    let expected = Closed {
+        revision: Revision(first.0 + 1),
+        index: LogIndex(21),
+    };
+    assert_eq!(ledger.closed(GROUP), Some(expected));
 }
 
 #[test]
