@@ -346,10 +346,12 @@ impl Group {
 
     /// Hands the leadership to `to`, if it can; refuses proposals meanwhile.
     pub(crate) async fn transfer(&self, to: NodeId) {
-        if to != self.node {
-            let term = self.leadership.borrow().term;
-            self.handed_over.store(term.0, Ordering::Relaxed);
+        if to == self.node {
+            // openraft would refuse proposals until its timers end that.
+            return;
         }
+        let term = self.leadership.borrow().term;
+        self.handed_over.store(term.0, Ordering::Relaxed);
         // A replica that has stopped leads nothing.
         let _ = self.raft.trigger().transfer_leader(to.0).await;
     }

@@ -167,14 +167,27 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             sim.wait(long).await;
             sim.cluster.disk(node).slow_syncs(Duration::ZERO);
         }
-        Fault::Partition => {
+        Fault::Partition | Fault::Bridge => {
             let side = rng.next_u64();
+            // Often the sequencer, so that both sides think all is well.
+            let bridge = match rng.chance(1, 2) {
+                true => leader_of(&sim, GroupId::ROOT).unwrap_or(node),
+                false => node,
+            };
+            let bridge = (fault == Fault::Bridge).then_some(bridge);
             let cuts = || {
                 let pairs = nodes
                     .iter()
                     .flat_map(|one| nodes.iter().map(move |two| (*one, *two)));
-                pairs.filter(|(one, two)| (side >> one.0 ^ side >> two.0) & 1 == 1)
+                pairs.filter(|(one, two)| {
+                    let apart = (side >> one.0 ^ side >> two.0) & 1 == 1;
+                    apart && bridge != Some(*one) && bridge != Some(*two)
+                })
             };
+            // It may be that one of them hears the bridge without being heard.
+            let unheard = bridge.filter(|_| rng.chance(1, 2));
+            let unheard = || unheard.map(|bridge| (other, bridge));
+            let cuts = || cuts().chain(unheard());
             cuts().for_each(|(one, two)| network.cut(one, two));
             sim.wait(long).await;
             cuts().for_each(|(one, two)| network.heal(one, two));
@@ -206,6 +219,19 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             sim.wait(long).await;
             network.set_slow(node, other, Duration::ZERO);
         }
+        Fault::SlowNode => {
+            let slow = |by| {
+                for to in &nodes {
+                    network.set_slow(node, *to, by);
+                }
+            };
+            slow(millis(rng, 1500));
+            for _ in 0..3 {
+                hand_over(&sim, rng).await;
+                sim.wait(long / 3).await;
+            }
+            slow(Duration::ZERO);
+        }
         Fault::Loss => {
             network.set_loss([0.01, 0.05, 0.2][rng.below(3) as usize]);
             sim.wait(long).await;
@@ -217,20 +243,33 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             network.set_duplication(0.0);
         }
         Fault::Reset => network.reset(node, other),
-        Fault::Transfer => {
-            let group = GroupId(rng.below(sim.cluster.shape.splits.len() as u64 + 1));
-            for (_, running) in sim.cluster.all_running() {
-                let leads = running
-                    .node
-                    .status()
-                    .into_iter()
-                    .find(|status| status.group == group);
-                if leads.is_some_and(|status| status.leads) {
-                    running.during(running.node.transfer(group, other)).await;
-                }
-            }
-        }
+        Fault::Transfer => hand_over(&sim, rng).await,
     }
+}
+
+/// Has a leader give its group to another node.
+async fn hand_over(sim: &Rc<Sim>, rng: &mut Rng) {
+    let shape = &sim.cluster.shape;
+    let group = GroupId(rng.below(shape.splits.len() as u64 + 1));
+    let nodes: Vec<NodeId> = shape.ids().collect();
+    let to = nodes[rng.below(nodes.len() as u64) as usize];
+    if let Some(leader) = leader_of(sim, group)
+        && let Some(running) = sim.cluster.running(leader)
+    {
+        running.during(running.node.transfer(group, to)).await;
+    }
+}
+
+/// A node that thinks it leads a group.
+fn leader_of(sim: &Rc<Sim>, group: GroupId) -> Option<NodeId> {
+    let mut running = sim.cluster.all_running().into_iter();
+    let leader = running.find(|(_, running)| {
+        let status = running.node.status();
+        status
+            .iter()
+            .any(|status| status.group == group && status.leads)
+    });
+    leader.map(|(id, _)| id)
 }
 
 /// Sees who leads and who has stopped; ends and starts those who have.

@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     SlowDisk,
     /// Some nodes don't hear the others, nor are they heard.
     Partition,
+    /// Two sides that don't hear each other, and one node that hears both.
+    Bridge,
     /// One node doesn't hear another.
     OneWay,
     /// One node hears nobody, though all hear it; or the other way round.
@@ -31,6 +33,8 @@ pub(crate) enum Fault {
     Delay,
     /// Messages of one node to another take long.
     SlowPath,
+    /// All that one node says takes long, and leaders hand over meanwhile.
+    SlowNode,
     /// Messages get lost.
     Loss,
     /// Messages arrive twice.
@@ -42,7 +46,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::PowerCut,
         Self::Outage,
         Self::Kill,
@@ -50,10 +54,12 @@ impl Fault {
         Self::SyncFails,
         Self::SlowDisk,
         Self::Partition,
+        Self::Bridge,
         Self::OneWay,
         Self::Deaf,
         Self::Delay,
         Self::SlowPath,
+        Self::SlowNode,
         Self::Loss,
         Self::Duplication,
         Self::Reset,
@@ -69,10 +75,12 @@ impl Fault {
             Self::SyncFails => "fault: sync fails",
             Self::SlowDisk => "fault: slow disk",
             Self::Partition => "fault: partition",
+            Self::Bridge => "fault: partition with a bridge",
             Self::OneWay => "fault: one-way cut",
             Self::Deaf => "fault: deaf or dumb node",
             Self::Delay => "fault: delay",
             Self::SlowPath => "fault: slow path",
+            Self::SlowNode => "fault: slow node",
             Self::Loss => "fault: loss",
             Self::Duplication => "fault: duplication",
             Self::Reset => "fault: reset",
@@ -106,7 +114,7 @@ const SPLITS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 impl Plan {
     pub(crate) fn of(seed: u64) -> Self {
         let rng = &mut Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
-        let nodes = [3, 3, 5][rng.below(3) as usize];
+        let nodes = [3, 5][rng.below(2) as usize];
         let groups = match rng.below(4) {
             0 => 1 + rng.below(2),
             _ => 1 + rng.below(8),
@@ -133,7 +141,7 @@ impl Plan {
             rng.chance(share, 4).then_some((fault, weight))
         });
         let faults = faults.collect();
-        Self {
+        let plan = Self {
             seed,
             shape,
             clients: 2 + rng.below(7),
@@ -146,6 +154,23 @@ impl Plan {
             compactions: rng
                 .chance(3, 4)
                 .then(|| Duration::from_millis(500 + rng.below(6000))),
-        }
+        };
+        if rng.chance(1, 4) { plan.hot() } else { plan }
+    }
+
+    /// The same with few keys at which many clients are busy all the time, and
+    /// leaders that don't know that they are none any more.
+    fn hot(mut self) -> Self {
+        self.shape.splits.truncate(2);
+        self.clients = 8;
+        self.keys_per_group = 1;
+        self.pause = Duration::from_millis(8);
+        self.duration = self.duration.min(Duration::from_secs(16));
+        self.calm = Duration::from_secs(2);
+        self.faults
+            .retain(|(fault, _)| !matches!(fault, Fault::Bridge | Fault::SlowNode));
+        self.faults
+            .extend([(Fault::Bridge, 12), (Fault::SlowNode, 8)]);
+        self
     }
 }
