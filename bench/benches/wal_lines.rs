@@ -10,6 +10,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pontoon_bench::appenders::{self, Load};
 use pontoon_bench::lines::{Line, Target};
+use pontoon_bench::runner::{Group, run, watched};
 use pontoon_bench::{child, proc, raw};
 use pontoon_wal::disk::{Backend, RealDisk};
 use pontoon_wal::format::segment_name;
@@ -33,110 +35,61 @@ const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(1000);
 const MIB: f64 = (1 << 20) as f64;
 
-/// Lines that are measured together.
-struct Group {
-    names: &'static [&'static str],
-    measure: fn(&Path) -> io::Result<Vec<Line>>,
-}
-
 const GROUPS: &[Group] = &[
     Group {
         names: &["one-appender"],
-        measure: one_appender,
+        measure: |bench| watched(|| one_appender(bench.dir)),
     },
     Group {
         names: &["appenders-64"],
-        measure: |dir| many_appenders(dir, 64, 20.0),
+        measure: |bench| watched(|| many_appenders(bench.dir, 64, 20.0)),
     },
     Group {
         names: &["appenders-1024"],
-        measure: |dir| many_appenders(dir, 1024, 100.0),
+        measure: |bench| watched(|| many_appenders(bench.dir, 1024, 100.0)),
     },
     Group {
         names: &["bandwidth", "bandwidth-synced"],
-        measure: bandwidth,
+        measure: |bench| watched(|| bandwidth(bench.dir)),
     },
     #[cfg(feature = "peers")]
     Group {
         names: &["raft-engine-1-rate", "raft-engine-1-p99"],
-        measure: |dir| raft_engine(dir, 1),
+        measure: |bench| watched(|| raft_engine(bench.dir, 1)),
     },
     #[cfg(feature = "peers")]
     Group {
         names: &["raft-engine-16-rate", "raft-engine-16-p99"],
-        measure: |dir| raft_engine(dir, 16),
+        measure: |bench| watched(|| raft_engine(bench.dir, 16)),
     },
     #[cfg(feature = "peers")]
     Group {
         names: &["raft-engine-256-rate", "raft-engine-256-p99"],
-        measure: |dir| raft_engine(dir, 256),
+        measure: |bench| watched(|| raft_engine(bench.dir, 256)),
     },
     Group {
         names: &["fallback"],
-        measure: fallback,
+        measure: |bench| watched(|| fallback(bench.dir)),
     },
     Group {
         names: &["recovery-scan", "open-reads"],
-        measure: recovery,
+        measure: |bench| watched(|| recovery(bench.dir)),
     },
     Group {
         names: &["memory-1", "memory-1-reopened"],
-        measure: |dir| memory(dir, 1),
+        measure: |bench| memory(bench.dir, 1),
     },
     Group {
         names: &["memory-1000", "memory-1000-reopened"],
-        measure: |dir| memory(dir, 1000),
+        measure: |bench| memory(bench.dir, 1000),
     },
 ];
 
-fn main() -> io::Result<()> {
+fn main() -> io::Result<ExitCode> {
     if let Some((role, dir)) = child::role() {
-        return be_child(&role, &dir);
+        return be_child(&role, &dir).map(|()| ExitCode::SUCCESS);
     }
-    let mut json = false;
-    let mut filter = String::new();
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
-            "--json" => json = true,
-            // Cargo says so.
-            "--bench" => {}
-            _ => filter = argument,
-        }
-    }
-    // Inside the target directory unless told otherwise: it is on a disk,
-    // which the usual place for temporary files may not be.
-    let parent = std::env::var_os("PONTOON_BENCH_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
-    std::fs::create_dir_all(&parent)?;
-    let selected = |name: &str| name.contains(&filter);
-    let (mut missed, mut disturbed) = (0, 0);
-    for group in GROUPS {
-        if !group.names.iter().any(|name| selected(name)) {
-            continue;
-        }
-        let dir = tempfile::Builder::new()
-            .prefix("wal-lines-")
-            .tempdir_in(&parent)?;
-        let start = Instant::now();
-        let before = proc::CpuTime::now()?;
-        let mut lines = (group.measure)(dir.path())?;
-        if !group.names[0].starts_with("memory") {
-            let others = before.others_since()?;
-            lines.iter_mut().for_each(|line| line.others = others);
-        }
-        for line in lines.iter().filter(|line| selected(&line.name)) {
-            missed += usize::from(line.met() == Some(false));
-            disturbed += usize::from(line.is_disturbed());
-            println!("{}", if json { line.json() } else { line.text() });
-        }
-        if !json {
-            println!("{:<26} (took {:.1} s)", "", start.elapsed().as_secs_f64());
-        }
-    }
-    if !json {
-        println!("{missed} not met, {disturbed} without a verdict");
-    }
-    Ok(())
+    run("wal-lines", GROUPS, env!("CARGO_TARGET_TMPDIR"))
 }
 
 fn be_child(role: &str, dir: &Path) -> io::Result<()> {

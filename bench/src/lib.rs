@@ -16,6 +16,7 @@ pub mod peer;
 pub mod pods;
 pub mod proc;
 pub mod raw;
+pub mod runner;
 pub mod samples;
 #[cfg(feature = "peers")]
 pub mod tree_peers;

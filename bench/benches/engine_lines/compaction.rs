@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::pods::{Pods, Put, Puts};
+use pontoon_bench::runner::{Bench, watched};
 use pontoon_bench::samples::Samples;
 use pontoon_bench::trees::{Tree, is_swept};
 use pontoon_engine::{Config, Revision, Step};
 
-use crate::{Bench, MIB, watched};
+use crate::MIB;
 
 pub(crate) const SWEEP_NAMES: &[&str] = &["sweep-held-off", "sweep-p99"];
 pub(crate) const SPACE_NAMES: &[&str] = &["space"];

@@ -8,14 +8,15 @@ use std::time::Instant;
 
 use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::pods::{Pods, Put, Puts, touch};
+use pontoon_bench::runner::{Bench, watched};
 use pontoon_bench::trees::{Tree, other};
 use pontoon_bench::{child, proc};
 use pontoon_engine::Config;
 use pontoon_wal::disk::sim::Rng;
 use rustix::fs::{Advice, fadvise};
 
+use crate::MIB;
 use crate::million::ROUNDS;
-use crate::{Bench, MIB, watched};
 
 pub(crate) const NAMES: &[&str] = &["open-warm", "open-cold", "memory-gets"];
 

@@ -7,11 +7,12 @@ use std::time::Instant;
 use pontoon_bench::allocations;
 use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::pods::{Pods, Put, Puts, touch};
+use pontoon_bench::runner::{Bench, watched};
 use pontoon_bench::samples::Samples;
 use pontoon_bench::trees::{Tree, other};
 use pontoon_engine::{Config, KeyRange, Revision};
 
-use crate::{Bench, paging, watched};
+use crate::paging;
 
 pub(crate) const NAMES: &[&str] = &[
     #[cfg(feature = "peers")]

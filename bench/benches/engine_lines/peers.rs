@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::pods::{Put, Puts, touch};
+use pontoon_bench::runner::Bench;
 use pontoon_bench::samples::Samples;
 use pontoon_bench::tree_peers::{Lmdb, Redb};
 use pontoon_bench::trees::{Tree, other};
 use pontoon_engine::{Entry, KeyRange};
 
+use crate::MIB;
 use crate::million::ROUNDS;
-use crate::{Bench, MIB};
 
 const BATCH: usize = 100;
 /// Puts of each store, all rounds together.

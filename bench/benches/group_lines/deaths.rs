@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::nodes::{self, Member};
+use pontoon_bench::runner::Bench;
 use pontoon_raftgroup::{GroupId, Timing};
 use tokio::task::JoinHandle;
-
-use crate::Bench;
 
 pub(crate) const LEADER_NAMES: &[&str] = &["leader-others", "leader-own"];
 pub(crate) const SEQUENCER_NAMES: &[&str] = &["sequencer-others", "sequencer-own"];

@@ -12,10 +12,9 @@ use pontoon_bench::child;
 use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::nodes::{self, Member};
 use pontoon_bench::proc::{self, CpuTime};
+use pontoon_bench::runner::Bench;
 use pontoon_engine::{KeyRange, Revision};
 use pontoon_raftgroup::{Delivery, GroupId, Watch};
-
-use crate::Bench;
 
 pub(crate) const NAMES: &[&str] = &["idle-cpu", "idle-memory", "idle-watch"];
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 use pontoon_bench::appenders::{self, Load};
 use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::nodes::{self, Clients, Done};
-
-use crate::Bench;
+use pontoon_bench::runner::Bench;
 
 pub(crate) const NAMES: &[&str] = &[
     "one-cpu",
