@@ -121,6 +121,20 @@ fn leadership_is_handed_over_and_taken() {
     });
 }
 
+#[test]
+fn a_leader_that_should_hand_over_to_itself_goes_on() {
+    simulate(async {
+        let cluster = Cluster::start(4).await;
+        let (leader, term) = cluster.leader().await;
+        let group = cluster.group(leader);
+        group.transfer(NodeId(leader)).await;
+        // Without timers, nothing would end a transfer.
+        group.set_quiet(true);
+        cluster.write("after").await;
+        assert_eq!(cluster.leader().await, (leader, term));
+    });
+}
+
 /// What happened in a run, in order, with times.
 async fn run(seed: u64) -> Vec<String> {
     let mut cluster = Cluster::start(seed).await;
