@@ -29,20 +29,52 @@ impl Lead<'_> {
 
     /// Lets reads pass that have all they waited for.
     pub(super) fn let_pass(&mut self) {
-        let (asked, flights, base) = (&self.asked, &self.flights, &mut self.base);
-        let passes = |waiting: &mut Waiting| {
-            let answered = asked
-                .iter()
-                .all(|batch| batch.ask.is_none_or(|ask| ask > waiting.asks));
-            let applied = flights
-                .front()
-                .is_none_or(|flight| flight.first > waiting.revision);
-            answered && applied
-        };
+        let asks = || self.asked.iter().filter_map(|batch| batch.ask);
+        let oldest = self.flights.front().map(|flight| flight.first);
+        let passes = |waiting: &mut Waiting| waiting.passes(asks(), oldest);
         for waiting in self.waiting.extract_if(.., passes) {
-            *base = (*base).max(waiting.revision);
+            self.base = self.base.max(waiting.revision);
             // Nobody waits any more: fine.
             let _ = waiting.passed.send(());
         }
+    }
+}
+
+impl Waiting {
+    /// Whether nothing can come any more that the read should see: of the
+    /// questions without an answer none is as old as the read, and the oldest
+    /// write that is not applied is above it.
+    fn passes(&self, mut unanswered: impl Iterator<Item = u64>, oldest: Option<Revision>) -> bool {
+        let answered = unanswered.all(|ask| ask > self.asks);
+        answered && oldest.is_none_or(|oldest| oldest > self.revision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(revision: i64, asks: u64) -> Waiting {
+        Waiting {
+            revision: Revision(revision),
+            asks,
+            passed: oneshot::channel().0,
+        }
+    }
+
+    #[test]
+    fn rule_9b_a_read_passes_when_all_that_was_asked_before_it_is_answered() {
+        let read = waiting(10, 3);
+        assert!(read.passes([].into_iter(), None));
+        assert!(read.passes([4, 5].into_iter(), None));
+        assert!(!read.passes([3, 4].into_iter(), None));
+    }
+
+    #[test]
+    fn rule_9c_a_read_passes_when_all_at_or_below_it_is_applied() {
+        let read = waiting(10, 3);
+        assert!(read.passes([].into_iter(), Some(Revision(11))));
+        assert!(!read.passes([].into_iter(), Some(Revision(10))));
+        assert!(!read.passes([].into_iter(), Some(Revision(2))));
     }
 }

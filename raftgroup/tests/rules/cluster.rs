@@ -11,7 +11,6 @@ use pontoon_engine::{
     Request, Revision, Txn, TxnAnswer,
 };
 use pontoon_raftgroup::{Config, Failure, GroupId, Node, NodeId, Scope, SimNetwork};
-use pontoon_wal::disk::Disk;
 use pontoon_wal::disk::sim::{SimClock, SimDisk};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -43,6 +42,7 @@ pub(crate) async fn pause(millis: u64) {
 /// Nodes 1, 2, 3 and so on; keys are cut at the given ones.
 pub(crate) struct Cluster {
     pub(crate) network: Arc<SimNetwork>,
+    disks: Vec<Arc<SimDisk>>,
     nodes: BTreeMap<u64, (Node, Scope)>,
 }
 
@@ -55,6 +55,7 @@ impl Cluster {
         let network = SimNetwork::new(seed);
         let mut cluster = Self {
             network: Arc::clone(&network),
+            disks: Vec::new(),
             nodes: BTreeMap::new(),
         };
         for id in 1..=nodes {
@@ -63,7 +64,8 @@ impl Cluster {
             let mut config = Config::new(NodeId(id), 7, "/data", members);
             config.splits = splits.iter().map(|key| Bytes::from(*key)).collect();
             config.segment_bytes = 4 << 20;
-            let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(chance));
+            let disk = Arc::new(SimDisk::new(chance));
+            cluster.disks.push(Arc::clone(&disk));
             let clock = Arc::new(SimClock::new(chance));
             let scope = Scope::new(chance);
             let network = network.node(NodeId(id));
@@ -141,6 +143,13 @@ impl Cluster {
     pub(crate) fn slow(&self, from: u64, to: u64, millis: u64) {
         let extra = Duration::from_millis(millis);
         self.network.set_slow(NodeId(from), NodeId(to), extra);
+    }
+
+    /// What is written takes long to be durable, everywhere.
+    pub(crate) fn slow_disks(&self, millis: u64) {
+        for disk in &self.disks {
+            disk.slow_syncs(Duration::from_millis(millis));
+        }
     }
 
     /// Ends a node for good.

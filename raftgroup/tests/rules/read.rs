@@ -75,6 +75,25 @@ fn rule_9b_a_read_waits_for_what_was_asked_before_it() {
     });
 }
 
+/// A write is granted and proposed, but its entry is not durable yet.
+#[test]
+fn rule_9c_a_read_waits_until_what_is_granted_below_it_is_applied() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        let before = cluster.node(2).put("n", "old").await;
+        pause(300).await;
+        cluster.slow_disks(200);
+        let writer = cluster.node(2);
+        let write = tokio::spawn(async move { writer.put("n", "new").await });
+        pause(50).await;
+        let answer = cluster.node(3).get("n").await;
+        assert_eq!(value(&answer), ("new", before + 1));
+        assert_eq!(write.await.expect("it ends"), before + 1);
+    });
+}
+
 #[test]
 fn rule_9c_a_read_through_another_node_sees_what_was_acknowledged() {
     simulate(async {
