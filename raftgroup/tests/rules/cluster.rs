@@ -145,11 +145,9 @@ impl Cluster {
         self.network.set_slow(NodeId(from), NodeId(to), extra);
     }
 
-    /// What is written takes long to be durable, everywhere.
-    pub(crate) fn slow_disks(&self, millis: u64) {
-        for disk in &self.disks {
-            disk.slow_syncs(Duration::from_millis(millis));
-        }
+    /// What is written takes long to be durable.
+    pub(crate) fn slow_disk(&self, id: u64, millis: u64) {
+        self.disks[id as usize - 1].slow_syncs(Duration::from_millis(millis));
     }
 
     /// Ends a node for good.
