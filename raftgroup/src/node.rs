@@ -35,7 +35,7 @@ use crate::read::ReadPoints;
 use crate::replica::{Follow, Replica};
 use crate::rounds::Rounds;
 use crate::runtime::Scope;
-use crate::sequence::Sequencing;
+use crate::sequence::Role;
 use crate::watch::{Watch, WatchStream, Watches};
 
 /// How a node is kept.
@@ -143,7 +143,7 @@ pub(crate) struct Inner {
     /// Counts applied entries and marks.
     pub(crate) progress: watch::Sender<u64>,
     pub(crate) told: Mutex<Told>,
-    pub(crate) sequencing: Mutex<Option<Sequencing>>,
+    pub(crate) sequencing: Role,
     pub(crate) read_points: ReadPoints,
     pub(crate) watches: Watches,
 }
@@ -190,7 +190,7 @@ impl Node {
             cluster: watch::Sender::new(Cluster::default()),
             progress: watch::Sender::new(0),
             told: Mutex::default(),
-            sequencing: Mutex::default(),
+            sequencing: Role::default(),
             read_points: ReadPoints::default(),
             watches: Watches::default(),
             config,
@@ -621,7 +621,7 @@ impl Handler for Inner {
             tracing::warn!("node {from} sent a message that makes no sense");
             return;
         };
-        let sequencing = || self.sequencing.lock().clone();
+        let sequencing = || self.sequencing.current();
         match message {
             Message::Raft { group, body } => {
                 if let Some(replica) = self.replica(group) {

@@ -5,7 +5,7 @@
 //! still the leader (rule 3). One round serves all that wait.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -30,6 +30,17 @@ use crate::replica::Replica;
 /// A sequencer at work.
 #[derive(Clone)]
 pub(crate) struct Sequencing(Arc<Desk>);
+
+/// Who sequences here, if anybody does. It doesn't keep it from ending: a
+/// leader whose tasks are ended has no time to say so.
+#[derive(Default)]
+pub(crate) struct Role(Mutex<Weak<Desk>>);
+
+impl Role {
+    pub(crate) fn current(&self) -> Option<Sequencing> {
+        self.0.lock().upgrade().map(Sequencing)
+    }
+}
 
 struct Desk {
     node: Arc<Inner>,
@@ -85,7 +96,7 @@ impl Sequencing {
             tasks.push(node.scope.spawn(tell(Arc::clone(&sequencing.0), member)));
         }
         *sequencing.0.tasks.lock() = tasks.iter().map(|task| task.abort_handle()).collect();
-        *node.sequencing.lock() = Some(sequencing.clone());
+        *node.sequencing.0.lock() = Arc::downgrade(&sequencing.0);
         (ledger, sequencing)
     }
 
@@ -95,12 +106,9 @@ impl Sequencing {
         for task in desk.tasks.lock().drain(..) {
             task.abort();
         }
-        let mut current = desk.node.sequencing.lock();
-        if current
-            .as_ref()
-            .is_some_and(|other| Arc::ptr_eq(&other.0, desk))
-        {
-            *current = None;
+        let mut current = desk.node.sequencing.0.lock();
+        if current.ptr_eq(&Arc::downgrade(desk)) {
+            *current = Weak::new();
         }
     }
 
