@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use pontoon_engine::{Event, KeyRange, Op, Txn};
-use pontoon_raftgroup::{Delivery, GroupId, Node, Watch, WatchStream};
+use pontoon_raftgroup::{Delivery, GroupId, Node, NodeId, Watch, WatchStream};
 use tokio::time::timeout;
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, pause, put, revision, simulate, until};
+use crate::cluster::{Client, Cluster, LONG, ROOT, pause, put, revision, simulate, soon, until};
 
 fn watch_all(node: &Node, from: i64) -> WatchStream {
     node.watch(Watch {
@@ -33,6 +33,31 @@ async fn take(stream: &mut WatchStream, through: i64) -> Vec<(i64, String)> {
         }
     }
     taken
+}
+
+/// Node 2 takes itself for the leader of group 1, and hears of a new sequencer,
+/// node 1. Did it announce itself there, all that others were granted before
+/// would count as written.
+#[test]
+fn rule_4_a_leader_that_no_quorum_hears_is_not_announced() {
+    simulate(async {
+        let cluster = Cluster::start(5, &["m"]).await;
+        cluster.lead(ROOT, 3).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.node(1).put("n", "1").await;
+        pause(300).await;
+        for other in [3, 4, 5] {
+            cluster.part(2, other);
+        }
+        cluster.node(3).transfer(ROOT, NodeId(1)).await;
+        until(|| cluster.leader(ROOT, &[1, 3]) == Some(1)).await;
+        let mut stream = watch_all(&cluster.node(1), 0);
+        let put = cluster.node(1).put("a", "1").await;
+        // Nobody else can lead group 1 so soon.
+        assert_eq!(soon(next(&mut stream)).await, None);
+        let taken = take(&mut stream, put).await;
+        assert_eq!(taken, [(put, "1".to_owned())]);
+    });
 }
 
 /// A group has a revision and has not written it yet; another has written a
