@@ -13,8 +13,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use pontoon_bench::child;
 use pontoon_bench::runner::{Group, run, watched};
-use pontoon_bench::{child, proc};
 
 #[path = "group_lines/deaths.rs"]
 mod deaths;
@@ -46,7 +46,6 @@ const GROUPS: &[Group] = &[
 ];
 
 fn main() -> io::Result<ExitCode> {
-    proc::without_huge_pages()?;
     if let Some((role, dir)) = child::role() {
         return idle::be_child(&role, &dir).map(|()| ExitCode::SUCCESS);
     }

@@ -2,12 +2,6 @@
 
 use std::io;
 
-/// Asks the kernel for no huge pages. An allocator that is given them has two
-/// megabytes cleared for every page that it touches again.
-pub fn without_huge_pages() -> io::Result<()> {
-    Ok(rustix::thread::disable_transparent_huge_pages(true)?)
-}
-
 /// Processor time up to a moment, in the kernel's ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime {
