@@ -9,10 +9,12 @@ mod codec;
 mod command;
 mod error;
 mod lead;
+mod lease;
 mod ledger;
 mod link;
 mod map;
 mod marks;
+mod member;
 mod message;
 mod node;
 mod position;
@@ -26,11 +28,13 @@ mod sequence;
 mod watch;
 
 pub use error::Failure;
+pub use lease::{LeaseGranted, LeaseStatus};
 pub use link::{
     CallError, Handler, Inbox, Link, Network, PeerEvent, Plain, Reply, SimCounts, SimDelivery,
     SimNetwork, Stream, TcpConfig, TcpNetwork, Timing as LinkTiming, Unsent, Wrap,
 };
 pub use map::{Placed, RangeMap, profile};
+pub use member::Member;
 pub use node::{Config, Node, NodeFailure, ReplicaStatus};
 pub use position::{GroupId, LogIndex, NodeId, Term};
 pub use raft::Timing;

