@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::effects::{self, Effect};
+use crate::effects::{self, Effect, Staged};
 use crate::entry::{Entry, Step};
 use crate::error::EngineError;
 use crate::events::RecentEvent;
@@ -71,11 +71,14 @@ impl Store {
         let mut undecided: Vec<(Revision, &[Effect])> = tables
             .staged
             .iter()
-            .map(|(revision, effects)| (*revision, &effects[..]))
+            .map(|(revision, staged)| (*revision, &staged.effects[..]))
             .collect();
         for step in &entry.steps {
             match step {
-                Step::Write { revision, effects } | Step::Stage { revision, effects } => {
+                Step::Write { revision, effects }
+                | Step::Stage {
+                    revision, effects, ..
+                } => {
                     if *revision <= last {
                         return refuse(format!("revision {revision} is not above {last}"));
                     }
@@ -92,7 +95,10 @@ impl Store {
                             return refuse(format!("key {key:?} is held by revision {by}"));
                         }
                     }
-                    if matches!(step, Step::Stage { .. }) {
+                    if let Step::Stage { subs, .. } = step {
+                        if !effects::are_places(subs, effects.len()) {
+                            return refuse(format!("{subs:?} are no places of its changes"));
+                        }
                         undecided.push((*revision, effects));
                     }
                 }
@@ -119,10 +125,15 @@ impl Store {
     /// Applies one step; returns roughly how many bytes it has in the log.
     fn apply_step(&self, step: &Step, scratch: &mut Scratch) -> Result<u64, EngineError> {
         match step {
-            Step::Write { revision, effects } => self.apply_effects(*revision, effects, scratch),
-            Step::Stage { revision, effects } => {
-                let mut bytes = Vec::new();
-                effects::encode(effects, &mut bytes);
+            Step::Write { revision, effects } => {
+                self.apply_effects(*revision, (0..).zip(effects), scratch)
+            }
+            Step::Stage {
+                revision,
+                effects,
+                subs,
+            } => {
+                let bytes = effects::encode(effects, subs);
                 let length = bytes.len() as u64;
                 let mut tables = self.tables.write();
                 let key = change_key(Change {
@@ -130,19 +141,18 @@ impl Store {
                     sub: 0,
                 });
                 tables.put_record(Table::Staged, &key, bytes.into())?;
-                tables.staged.insert(*revision, effects.clone());
+                let staged = Staged {
+                    effects: effects.clone(),
+                    subs: subs.clone(),
+                };
+                tables.staged.insert(*revision, staged);
                 tables.facts.last = tables.facts.last.max(*revision);
                 Ok(length)
             }
             Step::Commit { revision } => {
-                let effects = self
-                    .tables
-                    .read()
-                    .staged
-                    .get(revision)
-                    .cloned()
-                    .unwrap_or_default();
-                let bytes = self.apply_effects(*revision, &effects, scratch)?;
+                let Staged { effects, subs } = self.staged(*revision).unwrap_or_default();
+                let places = subs.into_iter().zip(&effects);
+                let bytes = self.apply_effects(*revision, places, scratch)?;
                 self.recent.lock().add(&mut scratch.events);
                 // Only now, so that nobody reads half of it.
                 self.unstage(*revision)?;
@@ -177,10 +187,10 @@ impl Store {
         Ok(0)
     }
 
-    fn apply_effects(
+    fn apply_effects<'e>(
         &self,
         revision: Revision,
-        effects: &[Effect],
+        effects: impl Iterator<Item = (u32, &'e Effect)>,
         scratch: &mut Scratch,
     ) -> Result<u64, EngineError> {
         let mut bytes = 0;
@@ -191,7 +201,7 @@ impl Store {
             tables.facts.last = tables.facts.last.max(revision);
             revision <= tables.facts.revision
         };
-        for (sub, effect) in (0..).zip(effects) {
+        for (sub, effect) in effects {
             let change = Change { revision, sub };
             // Readers get in between, but no longer wait than for one change.
             let mut tables = self.tables.write();

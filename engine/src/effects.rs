@@ -43,10 +43,31 @@ const PUT: u8 = 0;
 const PUT_LEASED: u8 = 1;
 const DELETE: u8 = 2;
 
-/// Appends `effects` to `out`, as they are stored.
-pub(crate) fn encode(effects: &[Effect], out: &mut Vec<u8>) {
+/// The part that one range has of a transaction across ranges, while it is
+/// not decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Staged {
+    /// Its changes, in order.
+    pub effects: Effects,
+    /// The place of each among all changes of the transaction, ascending.
+    pub subs: Vec<u32>,
+}
+
+/// Whether these can be the places of so many changes. (The last one is not
+/// used, so that there is always one behind.)
+pub(crate) fn are_places(subs: &[u32], effects: usize) -> bool {
+    subs.len() == effects
+        && subs.is_sorted_by(|a, b| a < b)
+        && subs.last().is_none_or(|last| *last < u32::MAX)
+}
+
+/// What is stored of a transaction that is not decided.
+pub(crate) fn encode(effects: &[Effect], subs: &[u32]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let out = &mut bytes;
     put_number(out, effects.len() as u64);
-    for effect in effects {
+    for (effect, sub) in effects.iter().zip(subs) {
+        put_number(out, u64::from(*sub));
         match effect {
             Effect::Put { key, value, lease } => {
                 out.push(if *lease == 0 { PUT } else { PUT_LEASED });
@@ -62,13 +83,18 @@ pub(crate) fn encode(effects: &[Effect], out: &mut Vec<u8>) {
             }
         }
     }
+    bytes
 }
 
-/// Effects that [`encode`] wrote; `None` if it didn't.
-pub(crate) fn decode(mut bytes: &[u8]) -> Option<Effects> {
+/// What [`encode`] wrote; `None` if it didn't.
+pub(crate) fn decode(mut bytes: &[u8]) -> Option<Staged> {
     let count = number(&mut bytes)?;
-    let mut effects = Vec::new();
+    let Staged {
+        mut effects,
+        mut subs,
+    } = Staged::default();
     for _ in 0..count {
+        subs.push(u32::try_from(number(&mut bytes)?).ok()?);
         let (&kind, rest) = bytes.split_first()?;
         bytes = rest;
         let key = take_bytes(&mut bytes)?;
@@ -87,7 +113,8 @@ pub(crate) fn decode(mut bytes: &[u8]) -> Option<Effects> {
             _ => return None,
         });
     }
-    bytes.is_empty().then_some(effects)
+    let good = bytes.is_empty() && are_places(&subs, effects.len());
+    good.then_some(Staged { effects, subs })
 }
 
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {

@@ -32,6 +32,9 @@ pub enum Step {
         revision: Revision,
         /// The changes.
         effects: Effects,
+        /// The place of each change among those that the transaction makes in
+        /// all ranges: ascending, as many as there are changes.
+        subs: Vec<u32>,
     },
     /// Makes what was staged at this revision visible.
     Commit {

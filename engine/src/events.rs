@@ -329,11 +329,7 @@ impl Tables {
                 return Ok(Some(version));
             }
         }
-        let next = Change {
-            sub: change.sub + 1,
-            ..change
-        };
-        let superseded = self.superseded_after(key, next, &mut Vec::new())?;
+        let superseded = self.superseded_after(key, change.next(), &mut Vec::new())?;
         Ok(superseded.filter(|version| version.head.change == change))
     }
 

@@ -9,7 +9,7 @@ use pontoon_wal::format::Layout;
 use pontoon_wal::layout;
 
 /// Version of everything below.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 /// The first bytes of a tree file, after the header: "PNTNTREE".

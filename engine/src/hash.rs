@@ -153,7 +153,7 @@ impl Store {
                 sum = sum.wrapping_add(hash(&tables, from, &record)?);
                 cursor.next()?;
             }
-            from.sub += 1;
+            from = from.next();
         }
     }
 }

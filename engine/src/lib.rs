@@ -32,7 +32,7 @@ mod tend;
 mod tree;
 mod version;
 
-pub use effects::{Effect, Effects};
+pub use effects::{Effect, Effects, Staged};
 pub use entry::{Entry, Step};
 pub use error::{EngineError, Reject};
 pub use evaluate::{Evaluated, check, evaluate, join, part, range};

@@ -16,7 +16,7 @@ use pontoon_wal::disk::{Disk, MappedFile, Mapping};
 use tokio::sync::{Notify, watch};
 
 use crate::counts::Counts;
-use crate::effects;
+use crate::effects::{self, Staged};
 use crate::error::EngineError;
 use crate::events::Recent;
 use crate::format::{
@@ -227,17 +227,17 @@ pub(crate) fn read_facts(tables: &Tables) -> Result<Facts, EngineError> {
     decoded.ok_or_else(|| tables.damaged_record(Table::Records, STATE_NAME))
 }
 
-fn read_staged(tables: &Tables) -> Result<BTreeMap<Revision, effects::Effects>, EngineError> {
+fn read_staged(tables: &Tables) -> Result<BTreeMap<Revision, Staged>, EngineError> {
     let mut staged = BTreeMap::new();
     let mut cursor = tables.seek(Table::Staged, &[])?;
     let mut key = Vec::new();
     while cursor.key_into(&mut key) {
         let record = tables.record(Table::Staged, &key)?;
-        let effects = record.and_then(effects::decode);
-        let (Some(change), Some(effects)) = (change_of(&key), effects) else {
+        let decoded = record.and_then(effects::decode);
+        let (Some(change), Some(transaction)) = (change_of(&key), decoded) else {
             return Err(tables.damaged_record(Table::Staged, &key));
         };
-        staged.insert(change.revision, effects);
+        staged.insert(change.revision, transaction);
         cursor.next()?;
     }
     Ok(staged)

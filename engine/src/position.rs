@@ -87,6 +87,19 @@ pub struct Change {
     pub sub: u32,
 }
 
+impl Change {
+    /// The place right behind it.
+    pub(crate) fn next(self) -> Self {
+        match self.sub.checked_add(1) {
+            Some(sub) => Self { sub, ..self },
+            None => Self {
+                revision: self.revision.next(),
+                sub: 0,
+            },
+        }
+    }
+}
+
 /// The log entry up to which a store has applied, in the words of the layer
 /// above; only the index is compared here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -201,7 +201,7 @@ impl Tables {
         let undecided = self
             .staged
             .range(..=at)
-            .find(|(_, effects)| effects.iter().any(|effect| touches(effect.key())));
+            .find(|(_, staged)| staged.effects.iter().any(|effect| touches(effect.key())));
         match undecided {
             Some((revision, _)) => Err(EngineError::Undecided(*revision)),
             None => Ok(()),

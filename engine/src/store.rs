@@ -19,7 +19,7 @@ use pontoon_wal::disk::MappedFile;
 use tokio::sync::{Notify, watch};
 
 use crate::counts::Counts;
-use crate::effects::Effects;
+use crate::effects::Staged;
 use crate::error::EngineError;
 use crate::events::Recent;
 use crate::keys::KeyRange;
@@ -103,8 +103,8 @@ pub(crate) struct Tables {
     pub(crate) pages: Pages,
     pub(crate) roots: [Child; Table::ALL.len()],
     pub(crate) facts: Facts,
-    /// Effects of undecided transactions.
-    pub(crate) staged: BTreeMap<Revision, Effects>,
+    /// Undecided transactions.
+    pub(crate) staged: BTreeMap<Revision, Staged>,
     /// How often a transaction was committed below newer revisions.
     pub(crate) late: u64,
 }
@@ -268,7 +268,7 @@ impl Store {
     }
 
     /// What is staged at `revision`.
-    pub fn staged(&self, revision: Revision) -> Option<Effects> {
+    pub fn staged(&self, revision: Revision) -> Option<Staged> {
         self.tables.read().staged.get(&revision).cloned()
     }
 

@@ -93,10 +93,7 @@ impl Tables {
             self.remove(Table::History, &history)?;
         }
         self.facts.hash.keys = self.facts.hash.keys.wrapping_sub(gone);
-        self.facts.sweep = Change {
-            sub: change.sub + 1,
-            ..change
-        };
+        self.facts.sweep = change.next();
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 //! | changes | change | what happened to which key, and the version before it |
 //! | history | key, change | nothing: the changes of a key, but for those that created it |
 //! | leases | lease, key | nothing |
-//! | staged | revision | effects of an undecided transaction |
+//! | staged | revision | changes of an undecided transaction |
 //! | records | name | what the layer above put there; and this store's own state |
 
 use crate::position::{Change, Revision};

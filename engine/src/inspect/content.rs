@@ -252,12 +252,8 @@ impl<'a> Checker<'a> {
 
     /// The version that `change` made, from the next change of the key.
     fn superseded(&self, key: &[u8], change: Change) -> Option<Head> {
-        let next = Change {
-            sub: change.sub.checked_add(1)?,
-            ..change
-        };
         let mut from = Vec::new();
-        history_key(key, next, &mut from);
+        history_key(key, change.next(), &mut from);
         let entry = Scan::new(self.reader, root(self.meta, Table::History), &from).next()?;
         let mut other = Vec::new();
         let next = history_parts(&entry.key(), &mut other).filter(|_| other == key)?;
@@ -501,7 +497,7 @@ impl<'a> Checker<'a> {
             let Ok(record) = self.reader.record(item) else {
                 continue;
             };
-            let (Some(change), Some(effects)) = (change_of(&raw), effects::decode(&record)) else {
+            let (Some(change), Some(staged)) = (change_of(&raw), effects::decode(&record)) else {
                 self.find_about(page, table, &raw, "is a stage that makes no sense");
                 continue;
             };
@@ -513,7 +509,7 @@ impl<'a> Checker<'a> {
                 );
                 self.find(page, table, what);
             }
-            for effect in effects {
+            for effect in staged.effects {
                 let key = effect.key().clone();
                 if let Some(by) = held
                     .insert(key.clone(), revision)

@@ -215,8 +215,8 @@ fn rows_of(reader: &Reader, table: Table, entry: &Entry, rows: &mut Vec<Row>) {
             change_of(&raw),
             record().map(|record| effects::decode(&record)),
         ) {
-            (Some(change), Ok(Some(effects))) => {
-                for (sub, effect) in (0..).zip(effects) {
+            (Some(change), Ok(Some(staged))) => {
+                for (sub, effect) in staged.subs.into_iter().zip(staged.effects) {
                     let change = Change { sub, ..change };
                     match effect {
                         Effect::Put { key, value, lease } => {

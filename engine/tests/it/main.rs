@@ -22,4 +22,6 @@ mod ops;
 mod script;
 #[cfg(not(feature = "shuttle"))]
 mod snapshots;
+#[cfg(not(feature = "shuttle"))]
+mod staged;
 mod together;

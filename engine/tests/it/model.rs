@@ -239,9 +239,11 @@ impl Model {
     }
 
     /// Executes a request but keeps its changes from sight until it is decided.
-    pub(crate) fn stage(&mut self, request: &Request, ops_max: usize) -> Result<Answer, Reject> {
+    /// `place` says where they stand among those that other ranges make.
+    pub(crate) fn stage(&mut self, request: &Request, ops_max: usize, place: impl Fn(u32) -> u32) -> Result<Answer, Reject> {
         let answer = self.execute(request, ops_max)?;
-        let changes = self.take_back(self.revision);
+        let mut changes = self.take_back(self.revision);
+        for (_, (_, sub), _) in &mut changes { *sub = place(*sub); }
         self.staged.insert(self.revision, changes);
         Ok(answer)
     }

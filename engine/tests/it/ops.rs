@@ -41,8 +41,13 @@ pub(crate) enum Action {
     Compact(i64),
     /// Forgets some of what is below the floor.
     CompactStep(usize),
-    /// Stages what a request changes.
-    Stage(Request),
+    /// Stages what a request changes; the first change has place `first`, and
+    /// each is `apart` from the one before it.
+    Stage {
+        request: Request,
+        first: u32,
+        apart: u32,
+    },
     /// Decides the oldest staged transaction.
     Decide { commit: bool },
     /// Sets or removes a record.
@@ -115,7 +120,11 @@ impl Maker<'_> {
             },
             890..910 => Action::Compact(self.revision()),
             910..945 => Action::CompactStep(1 + self.below(20)),
-            945..960 => Action::Stage(self.request()),
+            945..960 => Action::Stage {
+                request: self.request(),
+                first: self.below(3) as u32,
+                apart: 1 + self.below(3) as u32,
+            },
             960..980 => Action::Decide {
                 commit: self.rng.chance(2, 3),
             },
@@ -372,7 +381,7 @@ fn shift(actions: &mut [Action], above: i64, by: i64) {
     };
     for action in actions {
         match action {
-            Action::Request { request, .. } | Action::Stage(request) => match request {
+            Action::Request { request, .. } | Action::Stage { request, .. } => match request {
                 Request::Range(range) => each_revision(range, &mut lower),
                 Request::Txn(txn) => each_revision_of_txn(txn, &mut lower),
                 _ => {}

@@ -67,7 +67,12 @@ pub(crate) fn entries(seed: u64, count: u64) -> Vec<Entry> {
             let revision = Revision(revision);
             if staged.is_none() && rng.chance(1, 8) {
                 staged = Some((revision.0, effects.clone()));
-                steps.push(Step::Stage { revision, effects });
+                let subs = (0..effects.len() as u32).map(|sub| 3 * sub + 1).collect();
+                steps.push(Step::Stage {
+                    revision,
+                    effects,
+                    subs,
+                });
             } else {
                 steps.push(Step::Write { revision, effects });
             }
@@ -136,7 +141,9 @@ fn resync(live: &mut BTreeMap<Bytes, ()>, entries: &[Entry]) {
     for step in entries.iter().flat_map(|entry| &entry.steps) {
         match step {
             Step::Write { effects, .. } => apply(live, effects),
-            Step::Stage { revision, effects } => {
+            Step::Stage {
+                revision, effects, ..
+            } => {
                 staged.insert(revision.0, effects.clone());
             }
             Step::Commit { revision } => {

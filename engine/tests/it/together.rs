@@ -84,6 +84,7 @@ fn plan(seed: u64, size: Size) -> Plan {
                 steps.push(Step::Stage {
                     revision: Revision(revision),
                     effects: effects.clone(),
+                    subs: vec![3],
                 });
                 changes.insert(revision, effects);
                 staged = Some(revision);

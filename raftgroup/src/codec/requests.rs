@@ -37,7 +37,7 @@ wire!(enum Reject {
 wire!(enum Effect { 0 => Put { key, value, lease }, 1 => Delete { key } });
 wire!(enum Step {
     0 => Write { revision, effects },
-    1 => Stage { revision, effects },
+    1 => Stage { revision, effects, subs },
     2 => Commit { revision },
     3 => Void { revision },
     4 => Reach { revision },

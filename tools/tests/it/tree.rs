@@ -136,7 +136,12 @@ impl Sample {
             put("/held", b"later".to_vec(), 9),
             delete("/registry/leases/b"),
         ];
-        to.step(Step::Stage { revision, effects });
+        let subs = vec![1, 4];
+        to.step(Step::Stage {
+            revision,
+            effects,
+            subs,
+        });
         to.write(vec![put("/registry/secrets/long", vec![b'z'; 5000], 0)]);
         store.checkpoint().unwrap();
         this
@@ -885,7 +890,12 @@ fn whatever_was_applied_is_clean() {
                     let (revision, effects) = (to.next(), random_effects(&mut rng, &held));
                     let keys = effects.iter().map(|effect| effect.key().clone()).collect();
                     stages.push((revision, keys));
-                    to.step(Step::Stage { revision, effects });
+                    let subs = (0..effects.len() as u32).collect();
+                    to.step(Step::Stage {
+                        revision,
+                        effects,
+                        subs,
+                    });
                 }
                 1 if !stages.is_empty() => {
                     let (revision, _) = stages.swap_remove(rng.below(stages.len()));

@@ -106,7 +106,11 @@ impl Both {
                 prev_kv,
             } => self.events(keys, *from, *through, *prev_kv),
             Action::Compact(floor) => self.compact(*floor),
-            Action::Stage(request) => self.stage(request),
+            Action::Stage {
+                request,
+                first,
+                apart,
+            } => self.stage(request, (*first, *apart)),
             Action::Decide { commit } => self.decide(*commit),
             Action::Record(name, content) => self.record(*name, content.clone()),
             _ => unreachable!("done above"),
@@ -334,7 +338,7 @@ impl Both {
         agree("floor", &self.store.floor(), &floor)
     }
 
-    fn stage(&mut self, request: &Request) -> Result<(), String> {
+    fn stage(&mut self, request: &Request, (first, apart): (u32, u32)) -> Result<(), String> {
         let own = Revision(self.model.revision + 1);
         let Ok(evaluated) = self.evaluate(own, request) else {
             return Ok(());
@@ -343,12 +347,18 @@ impl Both {
         if effects.is_empty() || self.holds(&effects) {
             return Ok(());
         }
-        let expected = self.model.stage(request, TXN_OPS_MAX);
+        let expected = self
+            .model
+            .stage(request, TXN_OPS_MAX, |place| first + place * apart);
         agree("staged", &Ok(evaluated.answer), &expected)?;
         let keys = effects.iter().map(|effect| effect.key().clone()).collect();
         self.staged.insert(own.0, keys);
-        let revision = own;
-        self.append(vec![Step::Stage { revision, effects }])?;
+        let places = 0..effects.len() as u32;
+        self.append(vec![Step::Stage {
+            revision: own,
+            effects,
+            subs: places.map(|place| first + place * apart).collect(),
+        }])?;
         self.base = self.model.revision;
         Ok(())
     }
