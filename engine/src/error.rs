@@ -30,6 +30,12 @@ pub enum Reject {
     /// No such lease.
     #[error("etcdserver: requested lease not found")]
     LeaseNotFound,
+    /// A lease with this id is there already.
+    #[error("etcdserver: lease already exists")]
+    LeaseExists,
+    /// A lease can't live that long.
+    #[error("etcdserver: too large lease TTL")]
+    LeaseTtlTooLarge,
     /// The revision is below the compaction floor.
     #[error("etcdserver: mvcc: required revision has been compacted")]
     Compacted,

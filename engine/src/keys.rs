@@ -62,6 +62,19 @@ impl KeyRange {
         Some((Bound::Included(key), end))
     }
 
+    /// Whether some key can be in both.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let begins_in = |one: &Self, two: &Self| two.contains(&one.key) && !one.is_empty();
+        !other.is_empty() && (begins_in(self, other) || begins_in(other, self))
+    }
+
+    /// Whether no key can be in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bounds().is_none()
+    }
+
     /// Whether `key` is in the range.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {

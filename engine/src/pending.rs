@@ -166,6 +166,23 @@ impl Pending {
         self.requests.back().map(|r| (r.ticket, r.revision))
     }
 
+    /// Whether a request that waits changes a key of the range.
+    #[must_use]
+    pub fn touches(&self, keys: &KeyRange) -> bool {
+        self.within(keys, Revision(i64::MAX)).next().is_some()
+    }
+
+    /// The keys that hang on a lease after some request that waits.
+    pub fn keys_of_lease(&self, lease: i64) -> impl Iterator<Item = &Bytes> {
+        let attaches = move |version: &Version| {
+            let kv = version.kv.as_ref();
+            kv.is_some_and(|kv| kv.lease == lease)
+        };
+        let keys = self.keys.iter();
+        keys.filter(move |(_, versions)| versions.iter().any(attaches))
+            .map(|(key, _)| key)
+    }
+
     /// The keys in the range that are changed up to `at`, in order, with what
     /// they are then.
     pub(crate) fn within(

@@ -21,9 +21,6 @@ pub enum Failure {
     /// The request is larger than a log entry can be; nothing has changed.
     #[error("etcdserver: request is too large")]
     TooLarge,
-    /// A write whose keys lie in more than one range; nothing has changed.
-    #[error("the request writes to more than one range, which is not supported yet")]
-    ManyRanges,
     /// Whether it was done is not known.
     #[error("etcdserver: leader changed")]
     LeaderChanged,

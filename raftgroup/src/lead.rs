@@ -18,29 +18,40 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
-use pontoon_engine::{Answer, Effects, Pending, Revision, Step, Ticket};
+use pontoon_engine::{Answer, Effects, KeyRange, Pending, Revision, Step, Ticket};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::cluster::{Cluster, ceiling_step, map_step};
+use crate::codec::Wire;
+use crate::lease::LeaseName;
 use crate::ledger::Ledger;
 use crate::map::RangeMap;
-use crate::message::{Declined, Grant};
+use crate::message::{Declined, Grant, Heard, Work};
 use crate::node::Inner;
 use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::Leadership;
-use crate::replica::{Barrier, Job, Replica};
+use crate::replica::{Job, Note, Replica};
 use crate::runtime::watched as watch;
 use crate::sequence::Sequencing;
+use crate::txn::TxnId;
 
 mod evaluate;
 mod floor;
+mod latches;
+mod leases;
 mod propose;
 mod reads;
 mod session;
+mod txn;
 
+pub(crate) use evaluate::is_read_only;
+use latches::Latches;
+use leases::Lessor;
 pub(crate) use propose::propose_and_wait;
 use reads::Waiting;
 use session::Session;
+use txn::{Decision, Granted, Txns};
 
 /// Jobs that are evaluated in one go.
 const BATCH_JOBS_MAX: usize = 1024;
@@ -57,17 +68,23 @@ pub(crate) async fn serve(
     node: Arc<Inner>,
     replica: Arc<Replica>,
     mut jobs: mpsc::Receiver<Job>,
-    mut barriers: mpsc::UnboundedReceiver<Barrier>,
+    mut notes: mpsc::UnboundedReceiver<Note>,
 ) {
     let mut leadership = replica.group.leadership();
     // The last term in which this node led and lost track.
     let mut spent = Term(0);
+    let me = node.me;
     loop {
         let now = *leadership.borrow_and_update();
+        let declined = |now: Leadership| match now.leader {
+            // It leads, but not yet in order.
+            Some(leader) if leader == me && now.term > spent => Declined::Again,
+            leader => Declined::NotLeader(leader.filter(|leader| *leader != me)),
+        };
         if now.ready && now.leader == Some(node.me) && now.term > spent {
             match Lead::begin(&node, &replica, now.term).await {
                 Some(mut lead) => {
-                    spent = lead.run(&mut jobs, &mut barriers, &mut leadership).await;
+                    spent = lead.run(&mut jobs, &mut notes, &mut leadership).await;
                 }
                 // What it proposed first was not taken; does it still lead?
                 None => tokio::time::sleep(RETRY).await,
@@ -79,17 +96,12 @@ pub(crate) async fn serve(
             changed = leadership.changed() => if changed.is_err() {
                 return;
             },
-            // Dropped: who waits for it hears that this node doesn't lead.
-            Some(_) = barriers.recv() => {},
+            // Others are dropped: who waits hears that this node doesn't lead.
+            Some(note) = notes.recv() => if let Note::Job(job) = note {
+                job.finish(Err(declined(now)));
+            },
             job = jobs.recv() => match job {
-                Some(job) => {
-                    let leader = now.leader.filter(|leader| *leader != node.me);
-                    job.finish(Err(match now.leader {
-                        // It leads, but not yet in order.
-                        Some(me) if me == node.me && now.term > spent => Declined::Again,
-                        _ => Declined::NotLeader(leader),
-                    }));
-                }
+                Some(job) => job.finish(Err(declined(now))),
                 None => return,
             },
         }
@@ -116,22 +128,55 @@ struct Batch {
     ask: Option<u64>,
     /// What that question reports as applied.
     reports: Revision,
-    granted: Option<(Revision, LogIndex)>,
+    /// The leases that it names.
+    leases: Vec<LeaseName>,
+}
+
+impl Batch {
+    /// Whether it is evaluated only when its revision is known.
+    fn is_late(&self) -> bool {
+        self.items.len() == 1 && self.items[0].effects.is_empty()
+    }
 }
 
 struct Item {
     job: Job,
     answer: Answer,
     effects: Effects,
+    /// What is done with it besides.
+    then: Vec<Step>,
 }
 
 /// An entry that was proposed.
 struct Flight {
     id: u64,
-    /// The last request in it; `None` if it has none.
-    through: Option<Ticket>,
+    /// Revisions that were granted for it, if any were.
     first: Revision,
     last: Revision,
+    freight: Freight,
+}
+
+/// What an entry is about.
+enum Freight {
+    /// Requests, up to this one.
+    Writes(Ticket),
+    /// A compaction floor.
+    Floor,
+    Prepare(TxnId),
+    /// A revision that turned out to be void.
+    Reach,
+    Decisions(Vec<Decision>),
+    Leases,
+}
+
+impl Flight {
+    /// Whether it uses revisions of its own.
+    fn is_granted(&self) -> bool {
+        matches!(
+            self.freight,
+            Freight::Writes(_) | Freight::Prepare(_) | Freight::Reach
+        )
+    }
 }
 
 /// What happened elsewhere.
@@ -170,6 +215,10 @@ enum Event {
         revision: Revision,
         heard: bool,
     },
+    /// A round after signs of life of leases came.
+    Alive {
+        confirmed: bool,
+    },
 }
 
 /// Ends with what came of it.
@@ -197,6 +246,9 @@ struct Lead<'a> {
     compactions: Vec<Job>,
     compacting: bool,
     waiting: Vec<Waiting>,
+    latches: Latches,
+    txns: Txns,
+    lessor: Lessor,
     /// What was granted, while there are answers that name its tickets.
     grants: Vec<(Ticket, usize, Revision)>,
     /// A flight had no effect: nothing new until all have ended, and not at
@@ -246,7 +298,7 @@ impl<'a> Lead<'a> {
         } else {
             Source::Sequencer(Session::default())
         };
-        Some(Self {
+        let mut lead = Self {
             node,
             replica,
             term,
@@ -264,6 +316,9 @@ impl<'a> Lead<'a> {
             compactions: Vec::new(),
             compacting: false,
             waiting: Vec::new(),
+            latches: Latches::default(),
+            txns: Txns::default(),
+            lessor: Lessor::default(),
             grants: Vec::new(),
             draining: false,
             resting: false,
@@ -271,14 +326,22 @@ impl<'a> Lead<'a> {
             calls: FuturesUnordered::new(),
             events,
             happened: Some(happened),
-        })
+        };
+        lead.take_up_leases();
+        match lead.take_over() {
+            Ok(()) => Some(lead),
+            Err(error) => {
+                tracing::error!("group {}: {error}", replica.id);
+                None
+            }
+        }
     }
 
     /// Leads until it can't; returns the term that is spent.
     async fn run(
         &mut self,
         jobs: &mut mpsc::Receiver<Job>,
-        barriers: &mut mpsc::UnboundedReceiver<Barrier>,
+        notes: &mut mpsc::UnboundedReceiver<Note>,
         leadership: &mut watch::Receiver<Leadership>,
     ) -> Term {
         let mut happened = self.happened.take().expect("it runs once");
@@ -289,11 +352,13 @@ impl<'a> Lead<'a> {
         let mut spent = Term(self.term.0 - 1);
         loop {
             let now = cluster.borrow_and_update().clone();
+            self.follow(&now);
             self.advance(&now).await;
             if self.leaving && self.flights.is_empty() {
                 break;
             }
             let floor_waits = self.floor_waits();
+            let due = self.due();
             let mut event = None;
             tokio::select! {
                 biased;
@@ -306,14 +371,16 @@ impl<'a> Lead<'a> {
                 },
                 Some(next) = happened.recv() => event = Some(next),
                 Some(next) = self.calls.next() => event = Some(next),
-                Some(barrier) = barriers.recv() => self.wait_for(barrier),
-                changed = cluster.changed() => {
-                    let version = cluster.borrow().map.as_ref().map(|map| map.version);
-                    if changed.is_err() {
-                        break;
+                Some(note) = notes.recv() => {
+                    self.note(note).await;
+                    while let Ok(note) = notes.try_recv() {
+                        self.note(note).await;
                     }
-                    self.leaving |= version != Some(self.map.version);
                 },
+                changed = cluster.changed() => if changed.is_err() {
+                    break;
+                },
+                () = sleep_until(due) => {},
                 changed = root.changed() => if changed.is_err() {
                     // The root replica has stopped: nothing can be led here.
                     spent = self.term;
@@ -342,6 +409,55 @@ impl<'a> Lead<'a> {
         spent
     }
 
+    /// Takes note of the map: one that changes this group's keys, or makes it
+    /// one of many, is for a leader that begins anew.
+    fn follow(&mut self, cluster: &Cluster) {
+        let Some(map) = &cluster.map else {
+            return;
+        };
+        if map.version == self.map.version {
+            return;
+        }
+        let id = self.replica.id;
+        let same = map.keys_of(id) == self.map.keys_of(id)
+            && map.is_one_group() == self.map.is_one_group();
+        self.leaving |= !same;
+        if same {
+            self.map = Arc::clone(map);
+        }
+    }
+
+    /// Whether this group has all of these keys.
+    fn covers(&self, keys: &KeyRange) -> bool {
+        self.map.has(self.replica.id, keys)
+    }
+
+    async fn note(&mut self, note: Note) {
+        match note {
+            Note::Barrier(barrier) => self.wait_for(barrier),
+            Note::Job(job) => match &job.work {
+                Work::Lease(_) => self.lease_work(job),
+                _ => self.txn_work(job),
+            },
+            Note::TxnGrant { grant, reply } => {
+                let heard: Heard = self.is_current(grant.stamp);
+                reply.send(heard.encode());
+                if heard {
+                    self.take_grant(grant.place, Granted::Txn(grant)).await;
+                }
+            }
+            Note::RootTxn { ask, reply } => self.root_txn(ask, reply).await,
+            Note::Found { txn, fate } => self.found(txn, fate),
+            Note::Revoked { lease, revision } => self.revoked(lease, revision),
+        }
+    }
+
+    /// When something is to be looked at again.
+    fn due(&self) -> Option<Instant> {
+        let dues = [self.txns_due(), self.lessor.due()];
+        dues.into_iter().flatten().min()
+    }
+
     /// Does what can be done now.
     async fn advance(&mut self, cluster: &Cluster) {
         self.pending.raise_floor(cluster.floor);
@@ -352,6 +468,12 @@ impl<'a> Lead<'a> {
             self.ticket = 0;
             self.grants.clear();
         }
+        self.look_after();
+        self.take_grants().await;
+        self.expire_leases();
+        self.hold_latches();
+        self.propose_decisions().await;
+        self.propose_leases().await;
         while !self.held.is_empty() && self.may_evaluate() {
             let held = self.held.len();
             self.evaluate().await;
@@ -392,20 +514,31 @@ impl<'a> Lead<'a> {
                 let Some(flight) = self.landed(flight) else {
                     return true;
                 };
-                if let Some(through) = flight.through {
-                    self.pending.retire(through);
-                } else {
-                    self.compacting = false;
-                }
                 self.base = self.base.max(flight.last);
                 self.applied = (self.applied.0.max(flight.last), index);
+                let id = flight.id;
+                match flight.freight {
+                    Freight::Writes(through) => self.pending.retire(through),
+                    Freight::Floor => self.compacting = false,
+                    Freight::Prepare(txn) => self.prepared(txn),
+                    Freight::Decisions(decisions) => self.decided(decisions, true),
+                    Freight::Reach | Freight::Leases => {}
+                }
+                self.leases_landed(id);
+                let resolved = self.resolved();
                 if let Source::Ledger(ledger, sequencing) = &self.source {
-                    ledger.lock().own_applied(flight.last, index);
+                    let newest = self.applied.0;
+                    ledger.lock().own_applied(newest, resolved, index);
                     sequencing.changed();
                 }
             }
             Event::NoEffect { flight } => {
-                self.landed(flight);
+                if let Some(flight) = self.landed(flight) {
+                    self.leases_landed(flight.id);
+                    if let Freight::Decisions(decisions) = flight.freight {
+                        self.decided(decisions, false);
+                    }
+                }
                 self.draining = true;
                 if !std::mem::replace(&mut self.resting, true) {
                     let events = self.events.clone();
@@ -433,6 +566,7 @@ impl<'a> Lead<'a> {
                 self.announced(epoch, sequencer, session, heard);
             }
             Event::Granted { ask, granted } => self.granted(ask, granted).await,
+            Event::Alive { confirmed } => self.alive(confirmed),
             Event::Reported {
                 session,
                 revision,
@@ -461,6 +595,15 @@ impl<'a> Lead<'a> {
         self.flights.remove(at)
     }
 
+    /// The revision through which everything is applied and decided.
+    fn resolved(&self) -> Revision {
+        let undecided = self.replica.group.store().undecided();
+        match undecided.first() {
+            Some(first) => self.applied.0.min(first.previous()),
+            None => self.applied.0,
+        }
+    }
+
     /// All flights have ended, some without effect: begin again with what is there.
     fn restart(&mut self) {
         for batch in std::mem::take(&mut self.asked) {
@@ -478,11 +621,18 @@ impl<'a> Lead<'a> {
         match &mut self.source {
             Source::Own => {}
             Source::Ledger(ledger, sequencing) => {
-                ledger.lock().own_void();
+                ledger.lock().own_void(&store.undecided());
                 sequencing.changed();
             }
             // The sequencer must know that what it granted is void.
             Source::Sequencer(session) => session.with = None,
+        }
+        // What was granted and not prepared will not be: its latch is held
+        // until somebody asks, or its time is over.
+        for latch in self.latches.iter_mut() {
+            if matches!(latch.state, latches::State::Preparing(_)) {
+                latch.state = latches::State::Held;
+            }
         }
     }
 
@@ -491,6 +641,7 @@ impl<'a> Lead<'a> {
     fn end(&mut self, leader: Option<NodeId>) {
         let leader = leader.filter(|leader| *leader != self.node.me);
         let asked = std::mem::take(&mut self.asked);
+        let (waiting, undecided) = self.latches.end();
         let jobs = asked
             .into_iter()
             .flat_map(|batch| batch.items)
@@ -498,13 +649,27 @@ impl<'a> Lead<'a> {
         for job in jobs
             .chain(self.held.drain(..))
             .chain(self.compactions.drain(..))
+            .chain(waiting)
+            .chain(self.lessor.end())
         {
             job.finish(Err(Declined::NotLeader(leader)));
         }
+        for job in undecided {
+            job.finish(Err(Declined::Unknown));
+        }
+        self.end_txns();
         if let Source::Ledger(_, sequencing) = &self.source {
             sequencing.end();
         }
         self.replica.busy.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Never, if it isn't said when.
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,7 +1,17 @@
-//! Leases (rule 13).
+//! Leases (rule 13): what the root group keeps of them, and how long they live.
+//!
+//! Kept true: a lease is known by its id and its birth, so one that has the
+//! id of another that is gone is not taken for it.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use pontoon_engine::Revision;
+use parking_lot::Mutex;
+use pontoon_engine::{EngineError, Revision, Step, Store};
+use tokio::time::Instant;
+
+use crate::codec::{Wire, wire};
+use crate::position::GroupId;
 
 /// A lease that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,4 +33,295 @@ pub struct LeaseStatus {
     pub granted_secs: i64,
     /// The keys that hang on it, if they were asked for.
     pub keys: Vec<Bytes>,
+}
+
+/// The longest life of a lease, as in etcd.
+pub(crate) const TTL_SECS_MAX: i64 = 9_000_000_000;
+
+/// The term of the root group in which it was granted, and a number in it.
+pub(crate) type Birth = (u64, u64);
+
+/// Which lease it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LeaseName {
+    pub(crate) id: i64,
+    pub(crate) birth: Birth,
+}
+
+wire!(struct LeaseName { id, birth });
+
+/// Work of the root group's leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseWork {
+    /// `id` 0: any.
+    Grant {
+        id: i64,
+        ttl_secs: i64,
+    },
+    Revoke {
+        id: i64,
+    },
+    KeepAlive {
+        id: i64,
+    },
+    Status {
+        id: i64,
+    },
+    /// Keys of the group may hang on it from now on.
+    Register {
+        lease: LeaseName,
+        group: GroupId,
+    },
+}
+
+wire!(enum LeaseWork {
+    0 => Grant { id, ttl_secs },
+    1 => Revoke { id },
+    2 => KeepAlive { id },
+    3 => Status { id },
+    4 => Register { lease, group },
+});
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseAnswered {
+    Granted {
+        id: i64,
+        ttl_secs: i64,
+        revision: Revision,
+    },
+    Revoked(Revision),
+    /// How long it lives from now on; `None` if there is no such lease.
+    Alive(Option<i64>),
+    Status(Option<LeaseKnown>),
+    Registered,
+}
+
+wire!(enum LeaseAnswered {
+    0 => Granted { id, ttl_secs, revision },
+    1 => Revoked(revision),
+    2 => Alive(ttl),
+    3 => Status(known),
+    4 => Registered,
+});
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseKnown {
+    pub(crate) left_secs: i64,
+    pub(crate) granted_secs: i64,
+    pub(crate) groups: Vec<GroupId>,
+}
+
+wire!(struct LeaseKnown { left_secs, granted_secs, groups });
+
+/// What the root group keeps of a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseRecord {
+    pub(crate) birth: Birth,
+    pub(crate) ttl_secs: i64,
+    /// It is being revoked: nobody may use it any more.
+    pub(crate) revoking: bool,
+    /// The groups that may have keys which hang on it; the root group always may.
+    pub(crate) groups: Vec<GroupId>,
+}
+
+wire!(struct LeaseRecord { birth, ttl_secs, revoking, groups });
+
+const PREFIX: &[u8] = b"lease/";
+
+impl LeaseRecord {
+    pub(crate) fn step(&self, id: i64) -> Step {
+        Step::Record {
+            name: name(id),
+            content: Some(self.encode()),
+        }
+    }
+}
+
+/// Removes a lease.
+pub(crate) fn gone_step(id: i64) -> Step {
+    Step::Record {
+        name: name(id),
+        content: None,
+    }
+}
+
+fn name(id: i64) -> Bytes {
+    [PREFIX, &id.to_be_bytes()].concat().into()
+}
+
+fn id_of(name: &[u8]) -> Option<i64> {
+    let id = name.strip_prefix(PREFIX)?;
+    Some(i64::from_be_bytes(id.try_into().ok()?))
+}
+
+/// The leases, as this node's replica of the root group knows them.
+#[derive(Default)]
+pub(crate) struct Leases(Mutex<BTreeMap<i64, LeaseRecord>>);
+
+impl Leases {
+    /// Begins anew with what the store has.
+    pub(crate) fn read(&self, store: &Store) -> Result<(), EngineError> {
+        let mut found = BTreeMap::new();
+        store.records(PREFIX, &mut |name, content| {
+            let record = LeaseRecord::decode(Bytes::copy_from_slice(content));
+            match id_of(name).zip(record) {
+                Some((id, record)) => {
+                    found.insert(id, record);
+                }
+                None => tracing::error!("a lease's record makes no sense"),
+            }
+        })?;
+        *self.0.lock() = found;
+        Ok(())
+    }
+
+    /// Follows an entry of the root group.
+    pub(crate) fn follow(&self, steps: &[Step]) {
+        for step in steps {
+            let Step::Record { name, content } = step else {
+                continue;
+            };
+            let Some(id) = id_of(name) else {
+                continue;
+            };
+            let mut leases = self.0.lock();
+            match content.clone().and_then(LeaseRecord::decode) {
+                Some(record) => {
+                    leases.insert(id, record);
+                }
+                None => {
+                    leases.remove(&id);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, id: i64) -> Option<LeaseRecord> {
+        self.0.lock().get(&id).cloned()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<i64> {
+        self.0.lock().keys().copied().collect()
+    }
+
+    pub(crate) fn all(&self) -> Vec<(i64, LeaseRecord)> {
+        let leases = self.0.lock();
+        leases
+            .iter()
+            .map(|(id, lease)| (*id, lease.clone()))
+            .collect()
+    }
+
+    /// Which lease this is, if it may be used.
+    pub(crate) fn alive(&self, id: i64) -> Option<LeaseName> {
+        let leases = self.0.lock();
+        let lease = leases.get(&id).filter(|lease| !lease.revoking)?;
+        Some(LeaseName {
+            id,
+            birth: lease.birth,
+        })
+    }
+
+    /// Whether keys of the group may hang on it.
+    pub(crate) fn is_registered(&self, id: i64, group: GroupId) -> bool {
+        let leases = self.0.lock();
+        let lease = leases.get(&id);
+        group.is_root() || lease.is_some_and(|lease| lease.groups.contains(&group))
+    }
+
+    pub(crate) fn all_alive(&self, names: &[LeaseName]) -> bool {
+        names.iter().all(|name| self.alive(name.id) == Some(*name))
+    }
+}
+
+/// When leases end, by the clock of the root group's leader.
+#[derive(Default)]
+pub(crate) struct Deadlines {
+    ends: BTreeMap<i64, (Birth, Instant)>,
+    order: BTreeSet<(Instant, i64)>,
+}
+
+impl Deadlines {
+    /// The lease lives until then, or longer if it was said before.
+    pub(crate) fn extend(&mut self, name: LeaseName, end: Instant) {
+        let known = self.ends.get(&name.id).copied();
+        if known.is_some_and(|(birth, known)| birth == name.birth && known >= end) {
+            return;
+        }
+        if let Some((_, known)) = known {
+            self.order.remove(&(known, name.id));
+        }
+        self.ends.insert(name.id, (name.birth, end));
+        self.order.insert((end, name.id));
+    }
+
+    pub(crate) fn remove(&mut self, id: i64) {
+        if let Some((_, end)) = self.ends.remove(&id) {
+            self.order.remove(&(end, id));
+        }
+    }
+
+    pub(crate) fn end(&self, id: i64) -> Option<Instant> {
+        self.ends.get(&id).map(|(_, end)| *end)
+    }
+
+    /// When the next one ends.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.order.first().map(|(end, _)| *end)
+    }
+
+    /// Takes out one that has ended.
+    pub(crate) fn pop(&mut self, now: Instant) -> Option<LeaseName> {
+        let (end, id) = *self.order.first()?;
+        if end > now {
+            return None;
+        }
+        self.order.pop_first();
+        let (birth, _) = self.ends.remove(&id)?;
+        Some(LeaseName { id, birth })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn rule_13_a_sign_of_life_never_shortens_a_lease() {
+        let now = Instant::now();
+        let after = |secs| now + Duration::from_secs(secs);
+        let (one, two) = (
+            LeaseName {
+                id: 1,
+                birth: (1, 1),
+            },
+            LeaseName {
+                id: 2,
+                birth: (1, 2),
+            },
+        );
+        let mut deadlines = Deadlines::default();
+        deadlines.extend(one, after(5));
+        deadlines.extend(two, after(3));
+        deadlines.extend(one, after(4));
+        assert_eq!(deadlines.end(1), Some(after(5)));
+        deadlines.extend(two, after(9));
+        assert_eq!(deadlines.next(), Some(after(5)));
+        assert_eq!(deadlines.pop(after(4)), None);
+        assert_eq!(deadlines.pop(after(5)), Some(one));
+        assert_eq!(deadlines.pop(after(5)), None);
+        // Another one with the same id begins anew.
+        deadlines.extend(
+            LeaseName {
+                id: 2,
+                birth: (2, 1),
+            },
+            after(1),
+        );
+        assert_eq!(deadlines.end(2), Some(after(1)));
+        deadlines.remove(2);
+        assert_eq!(deadlines.next(), None);
+    }
 }

@@ -16,8 +16,10 @@ use std::collections::{BTreeMap, VecDeque};
 use pontoon_engine::Revision;
 
 use crate::codec::wire;
+use crate::lease::LeaseName;
 use crate::marks::GroupMark;
-use crate::position::{GroupId, LogIndex, Term};
+use crate::position::{GroupId, LogIndex, NodeId, Term};
+use crate::txn::TxnAsk;
 
 /// Who speaks about grants. Whatever doesn't carry the current one is ignored
 /// (rule 5).
@@ -42,12 +44,14 @@ pub(crate) struct Hello {
 }
 
 /// Asks for revisions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) stamp: Stamp,
     pub(crate) count: u64,
     /// The root entry up to which the asker knew the cluster (rule 15).
     pub(crate) root: LogIndex,
+    /// The leases that its writes name: they must be alive.
+    pub(crate) leases: Vec<LeaseName>,
     /// What a [`Resolved`] would say now.
     pub(crate) applied: (Revision, LogIndex),
 }
@@ -62,20 +66,41 @@ pub(crate) struct Resolved {
 
 wire!(struct Stamp { epoch, group, term, session });
 wire!(struct Hello { stamp, pending, applied });
-wire!(struct Ask { stamp, count, root, applied });
+wire!(struct Ask { stamp, count, root, leases, applied });
 wire!(struct Resolved { stamp, revision, index });
 
 /// What comes of an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// These revisions, from the first one on.
-    Granted(Revision),
+    /// These revisions, from the first one on, at this place of the group's
+    /// grants.
+    Granted(Revision, u64),
     /// The cluster has changed since: look again, in a new session.
     Stale,
     /// First the ceiling must be raised; ask again, in the same order.
     Wait,
     /// It isn't stamped as it should be.
     Ignored,
+}
+
+/// What comes of a [`TxnAsk`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TxnEntered {
+    /// One revision, outstanding in every participant's book. The grants of
+    /// all but the root group are to be sent.
+    Granted(Revision, Vec<TxnPlace>),
+    /// First the ceiling must be raised; ask again.
+    Wait,
+    /// Nothing was granted.
+    Refused,
+}
+
+/// Where the grant of a transaction stands among a participant's grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TxnPlace {
+    pub(crate) node: NodeId,
+    pub(crate) stamp: Stamp,
+    pub(crate) place: u64,
 }
 
 /// How far a group is closed, and the log entry that has all of it.
@@ -102,8 +127,12 @@ pub(crate) struct Ledger {
 
 /// What is known of one group in this epoch.
 struct Book {
+    /// Who announced itself.
+    node: NodeId,
     term: Term,
     session: u64,
+    /// How many grants were made in this session.
+    places: u64,
     /// Nothing more is granted in this session.
     stale: bool,
     /// Runs of revisions, lowest first.
@@ -113,19 +142,23 @@ struct Book {
 
 impl Ledger {
     /// For a sequencer that has applied its own first entry. `last` is the
-    /// newest revision in the root log, `ceiling` the committed one.
+    /// newest revision in the root log, `undecided` are those of transactions
+    /// there, `ceiling` is the committed one.
     pub(crate) fn new(
         epoch: Term,
         last: Revision,
+        undecided: &[Revision],
         ceiling: Option<Revision>,
         changed: LogIndex,
         applied: LogIndex,
     ) -> Self {
         let root = Book {
+            node: NodeId(0),
             term: epoch,
             session: 0,
+            places: 0,
             stale: false,
-            outstanding: VecDeque::new(),
+            outstanding: undecided.iter().map(|at| (*at, *at)).collect(),
             index: applied,
         };
         Self {
@@ -156,7 +189,7 @@ impl Ledger {
 
     /// Opens a new book for a group, if the announcement is newer than the
     /// last one (rule 4).
-    pub(crate) fn hello(&mut self, hello: &Hello) -> bool {
+    pub(crate) fn hello(&mut self, node: NodeId, hello: &Hello) -> bool {
         let stamp = hello.stamp;
         if stamp.epoch != self.epoch || stamp.group.is_root() {
             return false;
@@ -167,8 +200,10 @@ impl Ledger {
             return false;
         }
         let book = Book {
+            node,
             term: stamp.term,
             session: stamp.session,
+            places: 0,
             stale: false,
             outstanding: hello.pending.iter().copied().collect(),
             index: hello.applied,
@@ -177,15 +212,16 @@ impl Ledger {
         true
     }
 
-    /// Grants revisions to a group.
-    pub(crate) fn ask(&mut self, ask: &Ask) -> Asked {
+    /// Grants revisions to a group; `alive` says whether all leases are that it
+    /// names.
+    pub(crate) fn ask(&mut self, ask: &Ask, alive: bool) -> Asked {
         let (changed, ceiling, next) = (self.changed, self.ceiling, self.next);
         let Some(book) = self.current(ask.stamp) else {
             return Asked::Ignored;
         };
         book.resolve(ask.applied.0, ask.applied.1);
         // What was asked after something stale was evaluated on it.
-        book.stale |= ask.root < changed;
+        book.stale |= ask.root < changed || !alive;
         if book.stale {
             return Asked::Stale;
         }
@@ -196,9 +232,51 @@ impl Ledger {
         if ceiling.is_none_or(|ceiling| last > ceiling) {
             return Asked::Wait;
         }
-        book.outstanding.push_back((next, last));
+        let place = book.grant(next, last);
         self.next = last.next();
-        Asked::Granted(next)
+        Asked::Granted(next, place)
+    }
+
+    /// Grants a transaction over several groups its revision (rule 12).
+    pub(crate) fn txn(&mut self, ask: &TxnAsk, alive: bool) -> TxnEntered {
+        let latched = |group: GroupId, term: Term| match self.books.get(&group) {
+            Some(book) => book.term == term && !book.stale,
+            None => false,
+        };
+        let mut participants = ask.participants.iter();
+        let refused = ask.epoch != self.epoch
+            || ask.root < self.changed
+            || !alive
+            || ask.exactly.is_some_and(|revision| revision != self.next)
+            || !participants.all(|participant| latched(participant.group, participant.term));
+        if refused {
+            return TxnEntered::Refused;
+        }
+        let revision = self.next;
+        if self.ceiling.is_none_or(|ceiling| revision > ceiling) {
+            return TxnEntered::Wait;
+        }
+        self.next = revision.next();
+        let mut places = Vec::new();
+        for participant in &ask.participants {
+            let group = participant.group;
+            let book = self.books.get_mut(&group).expect("it was just looked at");
+            let place = book.grant(revision, revision);
+            let stamp = Stamp {
+                epoch: self.epoch,
+                group,
+                term: book.term,
+                session: book.session,
+            };
+            if !group.is_root() {
+                places.push(TxnPlace {
+                    node: book.node,
+                    stamp,
+                    place,
+                });
+            }
+        }
+        TxnEntered::Granted(revision, places)
     }
 
     /// Revisions for the root group's own writes, which its log confirms and
@@ -218,18 +296,19 @@ impl Ledger {
         self.next
     }
 
-    /// The root group's own writes through this revision are applied.
-    pub(crate) fn own_applied(&mut self, revision: Revision, index: LogIndex) {
-        self.root_applied = self.root_applied.max(revision);
+    /// The root group's own writes through `newest` are applied, and decided
+    /// through `resolved`.
+    pub(crate) fn own_applied(&mut self, newest: Revision, resolved: Revision, index: LogIndex) {
+        self.root_applied = self.root_applied.max(newest);
         let root = self.books.get_mut(&GroupId::ROOT).expect("it is there");
-        root.resolve(revision, index);
+        root.resolve(resolved, index);
     }
 
     /// What the root group's own writes were given and is not applied will
-    /// never be.
-    pub(crate) fn own_void(&mut self) {
+    /// never be; what is undecided stays.
+    pub(crate) fn own_void(&mut self, undecided: &[Revision]) {
         let root = self.books.get_mut(&GroupId::ROOT).expect("it is there");
-        root.outstanding.clear();
+        root.outstanding = undecided.iter().map(|at| (*at, *at)).collect();
     }
 
     /// A group reports (rule 7).
@@ -290,6 +369,13 @@ impl Ledger {
 }
 
 impl Book {
+    /// Enters a grant; returns its place.
+    fn grant(&mut self, first: Revision, last: Revision) -> u64 {
+        self.outstanding.push_back((first, last));
+        self.places += 1;
+        self.places
+    }
+
     fn resolve(&mut self, through: Revision, index: LogIndex) {
         while let Some(run) = self.outstanding.front_mut() {
             if run.1 > through {

@@ -11,6 +11,7 @@ mod error;
 mod lead;
 mod lease;
 mod ledger;
+mod lend;
 mod link;
 mod map;
 mod marks;
@@ -25,6 +26,7 @@ mod rounds;
 mod route;
 mod runtime;
 mod sequence;
+mod txn;
 mod watch;
 
 pub use error::Failure;

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use pontoon_engine::{KeyRange, Op, Request, Txn};
+use pontoon_engine::{KeyRange, Op, Put, Request, Txn};
 
 use crate::codec::wire;
 use crate::position::{GroupId, NodeId};
@@ -123,22 +123,19 @@ impl RangeMap {
     /// The groups that a request looks at or changes.
     #[must_use]
     pub fn groups_of(&self, request: &Request) -> BTreeSet<GroupId> {
-        let mut groups = BTreeSet::new();
-        let mut add = |keys: &KeyRange| {
-            groups.extend(self.parts(keys).into_iter().map(|(group, _)| group));
-        };
-        match request {
-            Request::Range(range) => add(&range.keys),
-            Request::Put(put) => add(&KeyRange::one(put.key.clone())),
-            Request::DeleteRange(delete) => add(&delete.keys),
-            Request::Txn(txn) => visit_keys(txn, &mut add),
-            Request::LeaseRevoke(_) => groups.extend(self.ranges.iter().map(|range| range.group)),
-        }
+        let touches = Touches::of(request);
+        let parts = touches.keys.iter().flat_map(|keys| self.parts(keys));
+        let mut groups: BTreeSet<_> = parts.map(|(group, _)| group).collect();
         if groups.is_empty() {
             // A transaction that touches no key.
             groups.insert(GroupId::ROOT);
         }
         groups
+    }
+
+    /// Whether a group has all of these keys.
+    pub(crate) fn has(&self, group: GroupId, keys: &KeyRange) -> bool {
+        self.keys_of(group).is_some_and(|all| within(keys, &all))
     }
 
     /// The group that has all keys of a request, if there is one.
@@ -168,17 +165,72 @@ impl RangeMap {
     }
 }
 
-fn visit_keys(txn: &Txn, visit: &mut dyn FnMut(&KeyRange)) {
-    for compare in &txn.compare {
-        visit(&compare.keys);
+/// Whether all keys of a range are in another. One that is empty is where it
+/// begins.
+pub(crate) fn within(keys: &KeyRange, all: &KeyRange) -> bool {
+    let begins = all.key.as_ref() == b"\0" || all.key <= keys.key;
+    let ends = match (all.upper(), keys.upper()) {
+        (None, _) => true,
+        (Some(end), _) if keys.is_one() || keys.is_empty() => keys.key.as_ref() < end,
+        (Some(_), None) => false,
+        (Some(end), Some(upper)) => upper <= end,
+    };
+    begins && ends
+}
+
+/// What a request looks at or changes, and the leases that it names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Touches {
+    pub(crate) keys: Vec<KeyRange>,
+    pub(crate) leases: Vec<i64>,
+    /// Which key would hang on which of them.
+    pub(crate) attaches: Vec<(Bytes, i64)>,
+}
+
+impl Touches {
+    pub(crate) fn of(request: &Request) -> Self {
+        let mut touches = Self::default();
+        match request {
+            Request::Range(range) => touches.keys.push(range.keys.clone()),
+            Request::Put(put) => touches.put(put),
+            Request::DeleteRange(delete) => touches.keys.push(delete.keys.clone()),
+            Request::Txn(txn) => touches.txn(txn),
+            Request::LeaseRevoke(lease) => touches.leases.push(*lease),
+        }
+        touches
     }
-    for op in txn.success.iter().chain(&txn.failure) {
-        match op {
-            Op::Range(range) => visit(&range.keys),
-            Op::Put(put) => visit(&KeyRange::one(put.key.clone())),
-            Op::DeleteRange(delete) => visit(&delete.keys),
-            Op::Txn(txn) => visit_keys(txn, visit),
-            Op::Missing => {}
+
+    /// The same of steps of a transaction.
+    pub(crate) fn of_ops(ops: &[Op]) -> Self {
+        let mut touches = Self::default();
+        touches.ops(ops);
+        touches
+    }
+
+    fn txn(&mut self, txn: &Txn) {
+        let compared = txn.compare.iter().map(|compare| compare.keys.clone());
+        self.keys.extend(compared);
+        self.ops(&txn.success);
+        self.ops(&txn.failure);
+    }
+
+    fn ops(&mut self, ops: &[Op]) {
+        for op in ops {
+            match op {
+                Op::Range(range) => self.keys.push(range.keys.clone()),
+                Op::Put(put) => self.put(put),
+                Op::DeleteRange(delete) => self.keys.push(delete.keys.clone()),
+                Op::Txn(txn) => self.txn(txn),
+                Op::Missing => {}
+            }
+        }
+    }
+
+    fn put(&mut self, put: &Put) {
+        self.keys.push(KeyRange::one(put.key.clone()));
+        if put.lease != 0 {
+            self.leases.push(put.lease);
+            self.attaches.push((put.key.clone(), put.lease));
         }
     }
 }

@@ -7,9 +7,11 @@ use bytes::Bytes;
 use pontoon_engine::{Answer, Range, Reject, Request, Revision};
 
 use crate::codec::wire;
+use crate::lease::{LeaseAnswered, LeaseWork};
 use crate::ledger::{Ask, Hello, Resolved};
 use crate::marks::Marks;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
+use crate::txn::{TxnAnswered, TxnAsk, TxnGrant, TxnId, TxnWork};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
@@ -33,6 +35,10 @@ pub(crate) enum Message {
         term: Term,
         index: LogIndex,
     },
+    /// To the sequencer; answered with a [`crate::txn::TxnAsked`].
+    TxnAsk(TxnAsk),
+    /// From the sequencer; answered with a [`Heard`].
+    TxnGrant(TxnGrant),
 }
 
 wire!(enum Message {
@@ -44,6 +50,8 @@ wire!(enum Message {
     5 => ReadPoint { epoch },
     6 => Forward(forward),
     7 => Quiet { group, term, index },
+    8 => TxnAsk(ask),
+    9 => TxnGrant(grant),
 });
 
 /// Whether something was taken note of.
@@ -52,15 +60,20 @@ pub(crate) type Heard = bool;
 /// Answer to an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grant {
-    /// These revisions; `root` is the sequencer's applied root entry.
-    Made { first: Revision, root: LogIndex },
+    /// These revisions, at this place among the group's grants; `root` is the
+    /// sequencer's applied root entry.
+    Made {
+        first: Revision,
+        place: u64,
+        root: LogIndex,
+    },
     /// The cluster has changed: catch up to this root entry first.
     Stale { root: LogIndex },
     /// Not here, or not any more.
     Ignored,
 }
 
-wire!(enum Grant { 0 => Made { first, root }, 1 => Stale { root }, 2 => Ignored });
+wire!(enum Grant { 0 => Made { first, place, root }, 1 => Stale { root }, 2 => Ignored });
 
 /// A confirmed revision to read at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,9 +105,25 @@ pub(crate) enum Work {
     Read { range: Range, at: Option<ReadPoint> },
     /// Raises the compaction floor; for the root group.
     Compact { revision: Revision },
+    /// A part of a transaction over several groups.
+    Txn { txn: TxnId, work: TxnWork },
+    /// Evaluates, at a point that all its groups share, what changes nothing.
+    Look { request: Request, at: ReadPoint },
+    /// About leases; for the root group.
+    Lease(LeaseWork),
+    /// The keys that hang on a lease, at a point.
+    LeaseKeys { lease: i64, at: Option<ReadPoint> },
 }
 
-wire!(enum Work { 0 => Request(request), 1 => Read { range, at }, 2 => Compact { revision } });
+wire!(enum Work {
+    0 => Request(request),
+    1 => Read { range, at },
+    2 => Compact { revision },
+    3 => Txn { txn, work },
+    4 => Look { request, at },
+    5 => Lease(work),
+    6 => LeaseKeys { lease, at },
+});
 
 /// What came of [`Work`].
 pub(crate) type Outcome = Result<Done, Declined>;
@@ -113,9 +142,21 @@ pub(crate) enum Answered {
     Answer(Answer),
     /// The newest revision when the floor was raised.
     Compacted(Revision),
+    Txn(TxnAnswered),
+    /// It would change something.
+    Changes,
+    Lease(LeaseAnswered),
+    Keys(Vec<Bytes>),
 }
 
-wire!(enum Answered { 0 => Answer(answer), 1 => Compacted(revision) });
+wire!(enum Answered {
+    0 => Answer(answer),
+    1 => Compacted(revision),
+    2 => Txn(answered),
+    3 => Changes,
+    4 => Lease(answered),
+    5 => Keys(keys),
+});
 
 /// Why work was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,6 +172,8 @@ pub(crate) enum Declined {
     TooLarge,
     /// Nobody knows whether it was done.
     Unknown,
+    /// Nothing was done: the keys are in another group by now.
+    Moved,
 }
 
 wire!(enum Declined {
@@ -141,4 +184,5 @@ wire!(enum Declined {
     4 => NoSpace,
     5 => TooLarge,
     6 => Unknown,
+    7 => Moved,
 });

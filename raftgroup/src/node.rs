@@ -25,7 +25,7 @@ use crate::cluster::Cluster;
 use crate::codec::Wire;
 use crate::error::Failure;
 use crate::lead;
-use crate::lease::{LeaseGranted, LeaseStatus};
+use crate::lease::{LeaseGranted, LeaseStatus, Leases};
 use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
 use crate::map::RangeMap;
 use crate::marks::Told;
@@ -34,7 +34,7 @@ use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{Group, GroupConfig, GroupFailure, Peers, Tenders, Timing};
 use crate::read::ReadPoints;
-use crate::replica::{Follow, Replica};
+use crate::replica::{Follow, Note, Replica};
 use crate::rounds::Rounds;
 use crate::runtime::Scope;
 use crate::sequence::Role;
@@ -71,6 +71,10 @@ pub struct Config {
     pub segment_bytes: u32,
     /// After how much silence a group's timers rest.
     pub quiet_after: Duration,
+    /// The shortest life of a lease.
+    pub lease_ttl_secs_min: i64,
+    /// What this node takes for a second of a lease's life.
+    pub second: Duration,
 }
 
 impl Config {
@@ -97,6 +101,8 @@ impl Config {
             log_bytes_max: 256 << 20,
             segment_bytes: 32 << 20,
             quiet_after: Duration::from_secs(5),
+            lease_ttl_secs_min: 2,
+            second: Duration::from_secs(1),
         }
     }
 }
@@ -142,6 +148,7 @@ pub(crate) struct Inner {
     root: OnceLock<Arc<Replica>>,
     replicas: RwLock<BTreeMap<GroupId, Arc<Replica>>>,
     pub(crate) cluster: watch::Sender<Cluster>,
+    pub(crate) leases: Leases,
     /// Counts applied entries and marks.
     pub(crate) progress: watch::Sender<u64>,
     pub(crate) told: Mutex<Told>,
@@ -190,6 +197,7 @@ impl Node {
             root: OnceLock::new(),
             replicas: RwLock::default(),
             cluster: watch::Sender::new(Cluster::default()),
+            leases: Leases::default(),
             progress: watch::Sender::new(0),
             told: Mutex::default(),
             sequencing: Role::default(),
@@ -199,7 +207,9 @@ impl Node {
         });
         let members: BTreeSet<_> = inner.config.members.keys().copied().collect();
         let root = inner.open_replica(GroupId::ROOT, &members).await?;
-        let cluster = Cluster::read(&root.group.store())
+        let leases = inner.leases.read(&root.group.store());
+        let cluster = leases
+            .and_then(|()| Cluster::read(&root.group.store()))
             .map_err(|error| NodeFailure::Group(GroupId::ROOT, error.to_string()))?;
         inner.cluster.send_if_modified(|known| {
             let newer = known.changed < cluster.changed || known.map.is_none();
@@ -254,14 +264,13 @@ impl Node {
         ttl_secs: i64,
         within: Duration,
     ) -> Result<LeaseGranted, Failure> {
-        let _ = (id, ttl_secs, within);
-        Err(Failure::NoLeader)
+        let deadline = Instant::now() + within;
+        self.0.lease_grant(id, ttl_secs, deadline).await
     }
 
     /// Ends a lease and deletes the keys that hang on it; returns the revision.
     pub async fn lease_revoke(&self, id: i64, within: Duration) -> Result<Revision, Failure> {
-        let _ = (id, within);
-        Err(Failure::NoLeader)
+        self.0.lease_revoke(id, Instant::now() + within).await
     }
 
     /// A sign of life; returns how long the lease lives from now on, `None`
@@ -271,8 +280,7 @@ impl Node {
         id: i64,
         within: Duration,
     ) -> Result<Option<i64>, Failure> {
-        let _ = (id, within);
-        Err(Failure::NoLeader)
+        self.0.lease_keep_alive(id, Instant::now() + within).await
     }
 
     /// What is known of a lease, with its keys if they are wanted.
@@ -282,14 +290,14 @@ impl Node {
         keys: bool,
         within: Duration,
     ) -> Result<Option<LeaseStatus>, Failure> {
-        let _ = (id, keys, within);
-        Err(Failure::NoLeader)
+        let deadline = Instant::now() + within;
+        self.0.lease_status(id, keys, deadline).await
     }
 
     /// The leases that this member knows of.
     #[must_use]
     pub fn leases(&self) -> Vec<i64> {
-        Vec::new()
+        self.0.leases.ids()
     }
 
     /// Cuts the range that has `key` in two, of which the second begins with it.
@@ -455,6 +463,10 @@ impl Inner {
         self.replicas.read().get(&group).cloned()
     }
 
+    pub(crate) fn replicas(&self) -> Vec<Arc<Replica>> {
+        self.replicas.read().values().cloned().collect()
+    }
+
     pub(crate) fn floor(&self) -> Revision {
         self.cluster.borrow().floor
     }
@@ -531,7 +543,8 @@ impl Inner {
     fn root_applied_entry(&self, store: &Arc<Store>, index: LogIndex, steps: &[Step]) {
         if steps.is_empty() {
             // A snapshot may have brought anything.
-            match Cluster::read(store) {
+            let leases = self.leases.read(store);
+            match leases.and_then(|()| Cluster::read(store)) {
                 Ok(cluster) => {
                     self.cluster.send_replace(cluster);
                 }
@@ -539,6 +552,7 @@ impl Inner {
             }
             return;
         }
+        self.leases.follow(steps);
         self.cluster
             .send_if_modified(|cluster| cluster.follow(index, steps));
     }
@@ -579,7 +593,7 @@ impl Inner {
             group_handle.initialize(members).await.map_err(failed)?;
         }
         let (jobs, queue) = mpsc::channel(self.config.queue_jobs_max);
-        let (barriers, waiting) = mpsc::unbounded_channel();
+        let (notes, waiting) = mpsc::unbounded_channel();
         let rounds = Rounds::new(Arc::clone(&group_handle), self.scope.clone());
         let replica = Arc::new(Replica::new(
             group,
@@ -587,7 +601,7 @@ impl Inner {
             rounds,
             follow,
             jobs,
-            barriers,
+            notes,
         ));
         if group.is_root() {
             let _ = self.root.set(Arc::clone(&replica));
@@ -712,7 +726,7 @@ impl Handler for Inner {
                 }
             }
             Message::Hello(hello) => match sequencing() {
-                Some(sequencing) => sequencing.hello(&hello, reply),
+                Some(sequencing) => sequencing.hello(from, &hello, reply),
                 None => reply.send(false.encode()),
             },
             Message::Ask(ask) => {
@@ -742,6 +756,16 @@ impl Handler for Inner {
                     let outcome = node.serve_forwarded(forward).await;
                     reply.send(outcome.encode());
                 });
+            }
+            Message::TxnAsk(ask) => {
+                if let Some(sequencing) = sequencing() {
+                    sequencing.txn(ask, reply);
+                }
+            }
+            Message::TxnGrant(grant) => {
+                if let Some(replica) = self.replica(grant.stamp.group) {
+                    let _ = replica.notes.send(Note::TxnGrant { grant, reply });
+                }
             }
             Message::Quiet { .. } => {}
         }

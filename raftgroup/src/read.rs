@@ -3,19 +3,22 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use pontoon_engine::{
-    Answer, EngineError, KeyRange, Pending, Range, RangeAnswer, Reject, Revision, evaluate, join,
-    part, range,
+    Answer, EngineError, KeyRange, Pending, Range, RangeAnswer, Reject, Request, Revision,
+    evaluate, join, part, range,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::Failure;
+use crate::map::{RangeMap, Touches, within};
 use crate::message::{Answered, Declined, Done, Message, Outcome, ReadPoint, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex};
-use crate::replica::{Barrier, Replica};
+use crate::replica::{Barrier, Note, Replica};
+use crate::route::Undone;
 
 /// Those who wait for a read point; one question to the sequencer serves all
 /// who came before it.
@@ -80,13 +83,31 @@ impl Inner {
         many: bool,
     ) -> Option<Outcome> {
         let given = match work {
-            Work::Read { at, .. } => *at,
+            Work::Read { at, .. } | Work::LeaseKeys { at, .. } => *at,
+            Work::Look { at, .. } => Some(*at),
             _ => None,
         };
-        let revision = match self.settle_point(replica, given, many).await {
+        let touches = match work {
+            Work::Read { range, .. } => Touches {
+                keys: vec![range.keys.clone()],
+                ..Touches::default()
+            },
+            Work::Request(request) | Work::Look { request, .. } => Touches::of(request),
+            _ => Touches {
+                keys: vec![KeyRange::all()],
+                ..Touches::default()
+            },
+        };
+        let point = self.settle_point(replica, given, &touches, many).await;
+        let revision = match point {
             Ok(revision) => revision,
             Err(declined) => return Some(Err(declined)),
         };
+        // By now this node knows the map that was in force at the point.
+        let everywhere = matches!(work, Work::LeaseKeys { .. });
+        if !everywhere && !self.still_has(replica, &touches, many) {
+            return Some(Err(Declined::Moved));
+        }
         let store = replica.group.store();
         let floor = self.floor();
         if revision < floor {
@@ -103,10 +124,26 @@ impl Inner {
                 }
                 range(&store, revision, wanted).map(Answer::Range)
             }
-            Work::Request(request) => {
+            Work::LeaseKeys { lease, .. } => {
+                let mut keys = Vec::new();
+                let found = store.lease_keys(*lease, &mut |key| {
+                    keys.push(Bytes::copy_from_slice(key));
+                });
+                return Some(match found {
+                    Ok(()) => Ok(Done {
+                        answer: Answered::Keys(keys),
+                        index: replica.applied(),
+                    }),
+                    Err(error) => {
+                        tracing::error!("group {}: {error}", replica.id);
+                        Err(Declined::Again)
+                    }
+                });
+            }
+            Work::Request(request) | Work::Look { request, .. } => {
                 let mut pending = Pending::new();
                 pending.raise_floor(floor);
-                let leases = |_| false;
+                let leases = |lease| self.leases.alive(lease).is_some();
                 match evaluate(
                     &store,
                     &pending,
@@ -115,12 +152,23 @@ impl Inner {
                     &leases,
                     request,
                 ) {
-                    Ok(evaluated) if evaluated.effects.is_empty() => Ok(evaluated.answer),
+                    Ok(evaluated)
+                        if evaluated.effects.is_empty()
+                            && !matches!(request, Request::LeaseRevoke(_)) =>
+                    {
+                        Ok(evaluated.answer)
+                    }
+                    Ok(_) if matches!(work, Work::Look { .. }) => {
+                        return Some(Ok(Done {
+                            answer: Answered::Changes,
+                            index: replica.applied(),
+                        }));
+                    }
                     Ok(_) => return None,
                     Err(error) => Err(error),
                 }
             }
-            Work::Compact { .. } => return None,
+            Work::Compact { .. } | Work::Txn { .. } | Work::Lease(_) => return None,
         };
         Some(match found {
             Ok(answer) => Ok(Done {
@@ -141,6 +189,7 @@ impl Inner {
         self: &Arc<Self>,
         replica: &Arc<Replica>,
         given: Option<ReadPoint>,
+        touches: &Touches,
         many: bool,
     ) -> Result<Revision, Declined> {
         let not_leader = Declined::NotLeader(None);
@@ -158,16 +207,30 @@ impl Inner {
             return Err(Declined::Again);
         }
         let (passed, barrier) = oneshot::channel();
-        let _ = replica.barriers.send(Barrier {
+        let _ = replica.notes.send(Note::Barrier(Barrier {
             revision: point.revision,
+            touches: touches.clone(),
             passed,
-        });
+        }));
         // (a) A round that began after the point was captured.
         let confirmed = replica.rounds.confirm().await;
         confirmed.map_err(|_| not_leader.clone())?;
         // (b), (c) What was asked for is answered, what is at or below is applied.
         barrier.await.map_err(|_| not_leader)?;
         Ok(point.revision)
+    }
+
+    /// Whether a group still has these keys, and is still the only one if it
+    /// was, as the map here says.
+    fn still_has(&self, replica: &Replica, touches: &Touches, many: bool) -> bool {
+        let cluster = self.cluster.borrow();
+        let Some(map) = &cluster.map else {
+            return false;
+        };
+        if !many {
+            return map.is_one_group();
+        }
+        touches.keys.iter().all(|keys| map.has(replica.id, keys))
     }
 
     /// A linearizable read, from this node.
@@ -200,14 +263,19 @@ impl Inner {
                         Answered::Answer(Answer::Range(answer)) => answers.push(answer),
                         _ => return Err(Failure::TimedOut),
                     },
+                    Err(Undone::Moved) => {
+                        again = true;
+                        self.pause(deadline).await?;
+                        break;
+                    }
                     // The point itself was compacted, not what was asked for.
-                    Err(Failure::Reject(Reject::Compacted))
+                    Err(Undone::Failed(Failure::Reject(Reject::Compacted)))
                         if wanted.revision <= 0 || wanted.revision >= self.floor().0 =>
                     {
                         again = true;
                         break;
                     }
-                    Err(failure) => return Err(failure),
+                    Err(Undone::Failed(failure)) => return Err(failure),
                 }
             }
             if !again {
@@ -222,14 +290,13 @@ impl Inner {
         wanted: &Range,
         deadline: Instant,
     ) -> Result<RangeAnswer, Failure> {
-        let map = self.map_known(deadline).await?;
-        let parts = map.parts(&wanted.keys);
         let mut progress = self.progress.subscribe();
         // A member that lags behind what it has told waits a little for itself.
         let patience = (Instant::now() + self.timing.call).min(deadline);
         loop {
             progress.mark_unchanged();
-            match self.read_here(wanted, &parts)? {
+            let map = self.map_known(deadline).await?;
+            match self.read_here(wanted, &map)? {
                 Some(answer) => return Ok(answer),
                 None => {
                     let waited = tokio::time::timeout_at(patience, progress.changed()).await;
@@ -242,13 +309,10 @@ impl Inner {
     }
 
     /// Rule 16; `None` if this member must wait or ask others.
-    fn read_here(
-        &self,
-        wanted: &Range,
-        parts: &[(GroupId, KeyRange)],
-    ) -> Result<Option<RangeAnswer>, Failure> {
+    fn read_here(&self, wanted: &Range, map: &RangeMap) -> Result<Option<RangeAnswer>, Failure> {
+        let parts = map.parts(&wanted.keys);
         let mut replicas = Vec::with_capacity(parts.len());
-        for (group, _) in parts {
+        for (group, _) in &parts {
             match self.replica(*group) {
                 Some(replica) => replicas.push(replica),
                 None => return Ok(None),
@@ -256,6 +320,9 @@ impl Inner {
         }
         let passed = replicas.iter().map(|replica| self.passed(replica)).min();
         let revision = passed.unwrap_or_default();
+        if !self.covers(map.version, &parts, &replicas) {
+            return Ok(None);
+        }
         let floor = self.floor();
         let behind = replicas.iter().any(|replica| {
             revision < replica.answered_last() || revision < replica.group.store().floor()
@@ -267,7 +334,7 @@ impl Inner {
             return Err(Failure::Reject(Reject::Compacted));
         }
         let mut answers = Vec::with_capacity(parts.len());
-        for (replica, (_, keys)) in replicas.iter().zip(parts) {
+        for (replica, (_, keys)) in replicas.iter().zip(&parts) {
             let mut asked = part(wanted, &answers);
             asked.keys = keys.clone();
             match range(&replica.group.store(), revision, &asked) {
@@ -284,6 +351,20 @@ impl Inner {
             replica.answered(revision);
         }
         Ok(Some(join(wanted, answers)))
+    }
+
+    /// Whether the parts are still those of the map, and the replicas' own.
+    /// Asked after what they have passed was taken, it says that this was
+    /// about all of the keys (a range may be split meanwhile).
+    pub(crate) fn covers(
+        &self,
+        version: u64,
+        parts: &[(GroupId, KeyRange)],
+        replicas: &[Arc<Replica>],
+    ) -> bool {
+        let mut pairs = replicas.iter().zip(parts);
+        self.map_version() == Some(version)
+            && pairs.all(|(replica, (_, keys))| within(keys, &replica.group.store().bounds()))
     }
 
     /// What a replica here shows for good: what was closed and it has reached,

@@ -13,11 +13,15 @@ use pontoon_engine::{Revision, Step, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::command::Command;
+use crate::lease::LeaseName;
+use crate::link::Reply;
+use crate::map::Touches;
 use crate::message::{Declined, Outcome, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, Term};
 use crate::raft::{Group, Machine};
 use crate::rounds::Rounds;
+use crate::txn::{Fate, TxnAsk, TxnGrant, TxnId};
 
 /// Work that waits for the leader.
 pub(crate) struct Job {
@@ -39,16 +43,46 @@ pub(crate) struct Replica {
     pub(crate) rounds: Arc<Rounds>,
     pub(crate) follow: Arc<Follow>,
     pub(crate) jobs: mpsc::Sender<Job>,
-    pub(crate) barriers: mpsc::UnboundedSender<Barrier>,
+    pub(crate) notes: mpsc::UnboundedSender<Note>,
     /// The highest revision that this member has answered from here (rule 16).
     answered: AtomicI64,
     /// Something was asked since it was last looked whether the group is quiet.
     pub(crate) busy: AtomicBool,
 }
 
+/// What the leader is told besides work that waits in line. There are never
+/// more than there are requests under way.
+pub(crate) enum Note {
+    Barrier(Barrier),
+    /// Work that must not wait for what is evaluated.
+    Job(Job),
+    /// A grant of a transaction came, in this group's stream.
+    TxnGrant {
+        grant: TxnGrant,
+        reply: Reply,
+    },
+    /// To the root group's leader: a transaction in which it takes part.
+    RootTxn {
+        ask: TxnAsk,
+        reply: Reply,
+    },
+    /// What was found out about an undecided transaction.
+    Found {
+        txn: TxnId,
+        fate: Fate,
+    },
+    /// A lease was revoked, at a revision if keys hung on it.
+    Revoked {
+        lease: LeaseName,
+        revision: Option<Revision>,
+    },
+}
+
 /// Waits until all that is granted at or below `revision` is applied (rule 9).
 pub(crate) struct Barrier {
     pub(crate) revision: Revision,
+    /// What will be read.
+    pub(crate) touches: Touches,
     pub(crate) passed: oneshot::Sender<()>,
 }
 
@@ -59,7 +93,7 @@ impl Replica {
         rounds: Arc<Rounds>,
         follow: Arc<Follow>,
         jobs: mpsc::Sender<Job>,
-        barriers: mpsc::UnboundedSender<Barrier>,
+        notes: mpsc::UnboundedSender<Note>,
     ) -> Self {
         Self {
             id,
@@ -67,7 +101,7 @@ impl Replica {
             rounds,
             follow,
             jobs,
-            barriers,
+            notes,
             answered: AtomicI64::new(0),
             busy: AtomicBool::new(true),
         }
@@ -76,6 +110,12 @@ impl Replica {
     /// Queues work, or says why not.
     pub(crate) fn enqueue(&self, job: Job) {
         self.busy.store(true, Ordering::Relaxed);
+        if matches!(job.work, Work::Txn { .. } | Work::Lease(_)) {
+            if let Err(mpsc::error::SendError(Note::Job(job))) = self.notes.send(Note::Job(job)) {
+                job.finish(Err(Declined::NotLeader(None)));
+            }
+            return;
+        }
         match self.jobs.try_send(job) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(job)) => job.finish(Err(Declined::TooManyRequests)),

@@ -17,6 +17,7 @@ use crate::message::{Answered, Declined, Done, Forward, Message, Outcome, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, NodeId};
 use crate::replica::{Job, Replica};
+use crate::txn::Tried;
 
 /// Pause before work is sent again.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -29,17 +30,35 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Answer, Failure> {
         check(&request, self.txn_ops_max)?;
-        if let Request::Range(range) = &request {
-            return self.read(range, deadline).await.map(Answer::Range);
+        match &request {
+            Request::Range(range) => return self.read(range, deadline).await.map(Answer::Range),
+            Request::LeaseRevoke(lease) => {
+                let revoked = self.lease_revoke(*lease, deadline).await;
+                return revoked.map(Answer::LeaseRevoke);
+            }
+            _ => {}
         }
-        let map = self.map_known(deadline).await?;
-        let group = map.one_group_of(&request).ok_or(Failure::ManyRanges)?;
-        let done = self
-            .work(group, map.version, Work::Request(request), deadline)
-            .await?;
-        match done.answer {
-            Answered::Answer(answer) => Ok(answer),
-            Answered::Compacted(_) => Err(Failure::TimedOut),
+        loop {
+            let map = self.map_known(deadline).await?;
+            let tried = match map.one_group_of(&request) {
+                Some(group) => {
+                    let work = Work::Request(request.clone());
+                    match self.work(group, map.version, work, deadline).await {
+                        Ok(done) => match done.answer {
+                            Answered::Answer(answer) => Ok(answer),
+                            _ => Err(Tried::Failed(Failure::TimedOut)),
+                        },
+                        Err(Undone::Moved) => Err(Tried::Again),
+                        Err(Undone::Failed(failure)) => Err(Tried::Failed(failure)),
+                    }
+                }
+                None => self.transact(&request, &map, deadline).await,
+            };
+            match tried {
+                Ok(answer) => return Ok(answer),
+                Err(Tried::Failed(failure)) => return Err(failure),
+                Err(Tried::Again | Tried::NoChange) => self.pause(deadline).await?,
+            }
         }
     }
 
@@ -67,13 +86,14 @@ impl Inner {
                 }
             }
             let work = Work::Compact { revision };
-            let done = self
-                .work(GroupId::ROOT, map.version, work, deadline)
-                .await?;
-            return match done.answer {
-                Answered::Compacted(newest) => Ok(newest),
-                Answered::Answer(_) => Err(Failure::TimedOut),
-            };
+            match self.work(GroupId::ROOT, map.version, work, deadline).await {
+                Ok(done) => match done.answer {
+                    Answered::Compacted(newest) => return Ok(newest),
+                    _ => return Err(Failure::TimedOut),
+                },
+                Err(Undone::Moved) => self.pause(deadline).await?,
+                Err(Undone::Failed(failure)) => return Err(failure),
+            }
         }
     }
 
@@ -84,43 +104,78 @@ impl Inner {
         map: u64,
         work: Work,
         deadline: Instant,
-    ) -> Result<Done, Failure> {
+    ) -> Result<Done, Undone> {
         let repeatable = matches!(work, Work::Read { .. });
         let mut hint = None;
         loop {
-            let replica = self.replica(group);
-            let known = replica.as_ref().and_then(|replica| replica.group.leader());
-            let outcome = match (hint.take().or(known), &replica) {
-                (Some(leader), Some(replica)) if leader == self.me => {
-                    self.work_here(replica, work.clone(), deadline).await
-                }
-                (Some(leader), _) if leader != self.me => {
-                    let forward = Forward {
-                        group,
-                        map,
-                        work: work.clone(),
-                    };
-                    self.work_there(leader, forward, deadline).await
-                }
-                _ => Err(Declined::NotLeader(None)),
-            };
+            let outcome = self
+                .work_at(hint.take(), group, map, work.clone(), deadline)
+                .await;
             match outcome {
                 Ok(done) => {
-                    if let Some(replica) = &replica {
-                        self.acknowledge(replica, &done, deadline).await;
+                    if let Some(replica) = self.replica(group) {
+                        self.acknowledge(&replica, &done, deadline).await;
                     }
                     return Ok(done);
                 }
+                Err(Declined::Moved) => return Err(Undone::Moved),
                 Err(Declined::NotLeader(leader)) => hint = leader,
                 Err(Declined::Again) => {}
                 Err(Declined::Unknown) if repeatable => {}
                 Err(Declined::Unknown) if Instant::now() >= deadline => {
-                    return Err(Failure::TimedOut);
+                    return Err(Failure::TimedOut.into());
                 }
-                Err(declined) => return Err(failure(declined)),
+                Err(declined) => return Err(failure(declined).into()),
+            }
+            if self.map_version() != Some(map) {
+                return Err(Undone::Moved);
             }
             self.pause(deadline).await?;
         }
+    }
+
+    /// Has work done by the leader of a group, if this node knows it.
+    pub(crate) async fn work_once(
+        self: &Arc<Self>,
+        group: GroupId,
+        map: u64,
+        work: Work,
+        deadline: Instant,
+    ) -> Outcome {
+        let first = self.work_at(None, group, map, work.clone(), deadline).await;
+        match first {
+            Err(Declined::NotLeader(Some(leader))) => {
+                self.work_at(Some(leader), group, map, work, deadline).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Has work done by a node that leads a group, if it does.
+    async fn work_at(
+        self: &Arc<Self>,
+        hint: Option<NodeId>,
+        group: GroupId,
+        map: u64,
+        work: Work,
+        deadline: Instant,
+    ) -> Outcome {
+        let replica = self.replica(group);
+        let known = replica.as_ref().and_then(|replica| replica.group.leader());
+        match (hint.or(known), &replica) {
+            (Some(leader), Some(replica)) if leader == self.me => {
+                self.work_here(replica, work, deadline).await
+            }
+            (Some(leader), _) if leader != self.me => {
+                let forward = Forward { group, map, work };
+                self.work_there(leader, forward, deadline).await
+            }
+            _ => Err(Declined::NotLeader(None)),
+        }
+    }
+
+    pub(crate) fn map_version(&self) -> Option<u64> {
+        self.cluster.borrow().map.as_ref().map(|map| map.version)
     }
 
     async fn work_here(&self, replica: &Replica, work: Work, deadline: Instant) -> Outcome {
@@ -158,6 +213,7 @@ impl Inner {
         replica.answered(match &done.answer {
             Answered::Compacted(revision) => *revision,
             Answered::Answer(answer) => revision_of(answer),
+            _ => return,
         });
     }
 
@@ -166,8 +222,8 @@ impl Inner {
         let Some(replica) = self.replica(forward.group) else {
             return Err(Declined::NotLeader(None));
         };
-        let version = self.cluster.borrow().map.as_ref().map(|map| map.version);
-        if version != Some(forward.map) {
+        let settles = matches!(forward.work, Work::Txn { .. } | Work::Lease(_));
+        if !settles && self.map_version() != Some(forward.map) {
             // One of the two knows an older map; both will know soon.
             return Err(Declined::Again);
         }
@@ -201,10 +257,23 @@ impl Inner {
     }
 }
 
-fn failure(declined: Declined) -> Failure {
+/// Why work was not done.
+pub(crate) enum Undone {
+    /// The map has changed; nothing was done.
+    Moved,
+    Failed(Failure),
+}
+
+impl From<Failure> for Undone {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+pub(crate) fn failure(declined: Declined) -> Failure {
     match declined {
         Declined::Reject(reject) => Failure::Reject(reject),
-        Declined::NotLeader(_) | Declined::Again => Failure::NoLeader,
+        Declined::NotLeader(_) | Declined::Again | Declined::Moved => Failure::NoLeader,
         Declined::TooManyRequests => Failure::TooManyRequests,
         Declined::NoSpace => Failure::NoSpace,
         Declined::TooLarge => Failure::TooLarge,

@@ -18,14 +18,15 @@ use tokio::task::AbortHandle;
 use crate::cluster::ceiling_step;
 use crate::codec::Wire;
 use crate::command::Command;
-use crate::ledger::{Ask, Asked, Hello, Ledger, Resolved};
+use crate::ledger::{Ask, Asked, Hello, Ledger, Resolved, TxnEntered, TxnPlace};
 use crate::link::Reply;
 use crate::marks::{GroupMark, Marks};
 use crate::message::{Grant, Heard, Message, ReadPoint};
 use crate::node::Inner;
 use crate::position::{NodeId, Term};
 use crate::raft::Proposed;
-use crate::replica::Replica;
+use crate::replica::{Note, Replica};
+use crate::txn::{TxnAsk, TxnAsked, TxnGrant};
 
 /// A sequencer at work.
 #[derive(Clone)]
@@ -61,6 +62,7 @@ struct Desk {
 enum Question {
     Ask(Ask, Reply),
     ReadPoint(Reply),
+    Txn(TxnAsk, Reply),
 }
 
 impl Sequencing {
@@ -74,6 +76,7 @@ impl Sequencing {
         let ledger = Arc::new(Mutex::new(Ledger::new(
             term,
             replica.group.store().last_revision(),
+            &replica.group.store().undecided(),
             cluster.ceiling,
             cluster.changed,
             replica.applied(),
@@ -117,10 +120,10 @@ impl Sequencing {
         self.0.news.send_modify(|count| *count += 1);
     }
 
-    pub(crate) fn hello(&self, hello: &Hello, reply: Reply) {
+    pub(crate) fn hello(&self, from: NodeId, hello: &Hello, reply: Reply) {
         let map = self.0.node.cluster.borrow().map.clone();
         let known = map.is_some_and(|map| map.keys_of(hello.stamp.group).is_some());
-        let heard: Heard = known && self.0.ledger.lock().hello(hello);
+        let heard: Heard = known && self.0.ledger.lock().hello(from, hello);
         reply.send(heard.encode());
         self.changed();
     }
@@ -136,6 +139,39 @@ impl Sequencing {
         let _ = self.0.questions.send(Question::Ask(ask, reply));
     }
 
+    pub(crate) fn txn(&self, ask: TxnAsk, reply: Reply) {
+        if ask.participants.iter().any(|part| part.group.is_root()) {
+            // The root group prepares in the step that allocates, so its
+            // leader does both.
+            let _ = self.0.replica.notes.send(Note::RootTxn { ask, reply });
+        } else {
+            let _ = self.0.questions.send(Question::Txn(ask, reply));
+        }
+    }
+
+    /// Enters the grant of a transaction; sends it when it is confirmed.
+    pub(crate) fn enter_txn(&self, ask: TxnAsk, reply: Reply) -> Option<Revision> {
+        let desk = &self.0;
+        match desk.enter_txn(&ask) {
+            TxnEntered::Refused | TxnEntered::Wait => {
+                reply.send(TxnAsked::Refused.encode());
+                let desk = Arc::clone(desk);
+                let scope = desk.node.scope.clone();
+                scope.spawn(async move { raise_ceiling(&desk).await });
+                None
+            }
+            TxnEntered::Granted(revision, places) => {
+                let at_desk = Arc::clone(desk);
+                desk.node.scope.spawn(async move {
+                    if at_desk.replica.rounds.confirm().await.is_ok() {
+                        at_desk.send_txn(&ask, revision, &places, reply);
+                    }
+                });
+                Some(revision)
+            }
+        }
+    }
+
     pub(crate) fn read_point(&self, epoch: Term, reply: Reply) {
         if epoch == self.0.term {
             let _ = self.0.questions.send(Question::ReadPoint(reply));
@@ -145,11 +181,53 @@ impl Sequencing {
     }
 }
 
+impl Desk {
+    fn enter_txn(&self, ask: &TxnAsk) -> TxnEntered {
+        let changed = self.node.cluster.borrow().changed;
+        let alive = self.node.leases.all_alive(&ask.leases);
+        let mut ledger = self.ledger.lock();
+        ledger.changed(changed);
+        ledger.txn(ask, alive)
+    }
+
+    /// Puts a confirmed grant into the stream of each participant.
+    fn send_txn(
+        self: &Arc<Self>,
+        ask: &TxnAsk,
+        revision: Revision,
+        places: &[TxnPlace],
+        reply: Reply,
+    ) {
+        let root = self.replica.applied();
+        for place in places {
+            let group = place.stamp.group;
+            let part = ask.participants.iter().find(|part| part.group == group);
+            let grant = Message::TxnGrant(TxnGrant {
+                stamp: place.stamp,
+                place: place.place,
+                txn: ask.txn,
+                revision,
+                places: part.map(|part| part.places.clone()).unwrap_or_default(),
+                participants: ask.participants.iter().map(|part| part.group).collect(),
+                root,
+            });
+            let call = self
+                .node
+                .call::<Heard>(place.node, &grant, self.node.timing.call);
+            // One that doesn't hear it finds a hole among its grants, or its
+            // latch ends; then it begins a new session.
+            self.node.scope.spawn(call);
+        }
+        reply.send(TxnAsked::Granted(revision).encode());
+    }
+}
+
 /// Answers questions, a round at a time.
 async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
     let mut questions = Vec::new();
     let mut asks = VecDeque::new();
     let mut readers = Vec::new();
+    let mut txns = Vec::new();
     loop {
         tokio::select! {
             biased;
@@ -162,6 +240,14 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
             match question {
                 Question::Ask(ask, reply) => asks.push_back((ask, reply)),
                 Question::ReadPoint(reply) => readers.push(reply),
+                Question::Txn(ask, reply) => match desk.enter_txn(&ask) {
+                    TxnEntered::Granted(revision, places) => {
+                        txns.push((ask, revision, places, reply));
+                    }
+                    TxnEntered::Refused | TxnEntered::Wait => {
+                        reply.send(TxnAsked::Refused.encode());
+                    }
+                },
             }
         }
         let changed = desk.node.cluster.borrow().changed;
@@ -172,8 +258,9 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
             let mut ledger = desk.ledger.lock();
             ledger.changed(changed);
             while let Some((ask, reply)) = asks.pop_front() {
-                match ledger.ask(&ask) {
-                    Asked::Granted(first) => granted.push((first, reply)),
+                let alive = desk.node.leases.all_alive(&ask.leases);
+                match ledger.ask(&ask, alive) {
+                    Asked::Granted(first, place) => granted.push((first, place, reply)),
                     Asked::Stale => reply.send(Grant::Stale { root: changed }.encode()),
                     Asked::Ignored => reply.send(Grant::Ignored.encode()),
                     Asked::Wait => {
@@ -191,16 +278,20 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
             desk.news.send_modify(|count| *count += 1);
         }
         raise_ceiling(&desk).await;
-        if granted.is_empty() && readers.is_empty() {
+        if granted.is_empty() && readers.is_empty() && txns.is_empty() {
             continue;
         }
         if desk.replica.rounds.confirm().await.is_err() {
             // The replies are dropped. What was granted stays outstanding.
             readers.clear();
+            txns.clear();
             continue;
         }
-        for (first, reply) in granted {
-            reply.send(Grant::Made { first, root }.encode());
+        for (first, place, reply) in granted {
+            reply.send(Grant::Made { first, place, root }.encode());
+        }
+        for (ask, revision, places, reply) in txns.drain(..) {
+            desk.send_txn(&ask, revision, &places, reply);
         }
         for reply in readers.drain(..) {
             reply.send(Some(point).encode());

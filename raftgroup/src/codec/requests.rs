@@ -33,6 +33,7 @@ wire!(struct DeleteAnswer { revision, deleted, prev_kvs });
 wire!(enum Reject {
     0 => EmptyKey, 1 => ValueProvided, 2 => LeaseProvided, 3 => KeyNotFound, 4 => TooManyOps,
     5 => DuplicateKey, 6 => LeaseNotFound, 7 => Compacted, 8 => FutureRevision,
+    9 => LeaseExists, 10 => LeaseTtlTooLarge,
 });
 wire!(enum Effect { 0 => Put { key, value, lease }, 1 => Delete { key } });
 wire!(enum Step {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pontoon_engine::{
-    Answer, Effects, EngineError, Op, Request, Revision, Store, Ticket, Txn, evaluate,
+    Answer, Effects, EngineError, Evaluated, Op, Request, Revision, Store, Ticket, Txn, evaluate,
 };
 
 use super::{Batch, Item, Lead, Source};
+use crate::lease::LeaseName;
+use crate::map::Touches;
 use crate::message::{Declined, Work};
 use crate::position::LogIndex;
 use crate::replica::Job;
@@ -17,7 +19,7 @@ use crate::replica::Job;
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of effects that a request may have.
-const REQUEST_BYTES_MAX: usize = 8 << 20;
+pub(super) const REQUEST_BYTES_MAX: usize = 8 << 20;
 
 impl Lead<'_> {
     /// Evaluates held jobs into one batch.
@@ -34,7 +36,7 @@ impl Lead<'_> {
             root,
             ask: None,
             reports: Revision(0),
-            granted: None,
+            leases: Vec::new(),
         };
         let mut bytes = 0;
         while bytes < BATCH_BYTES_MAX
@@ -52,13 +54,18 @@ impl Lead<'_> {
                 job.finish(Err(Declined::NoSpace));
                 continue;
             }
+            let Some((job, names)) = self.admit(job) else {
+                continue;
+            };
+            let Work::Request(request) = &job.work else {
+                continue;
+            };
             let ticket = Ticket(self.ticket);
             let own = match &self.source {
                 Source::Own => Revision(self.last.0 + 1 + batch.items.len() as i64),
                 _ => Revision::of(ticket),
             };
-            let leases = |_| false;
-            match evaluate(&store, &self.pending, self.base, own, &leases, request) {
+            match self.evaluated(&store, own, request) {
                 Ok(evaluated) if !evaluated.effects.is_empty() => {
                     let size = effects_bytes(&evaluated.effects);
                     if size > REQUEST_BYTES_MAX {
@@ -68,11 +75,17 @@ impl Lead<'_> {
                     bytes += size;
                     self.pending.add(ticket, own, evaluated.changes);
                     self.ticket += 1;
+                    batch.leases.extend(names);
+                    let then = self.lease_goes_with(request);
                     batch.items.push(Item {
                         job,
                         answer: evaluated.answer,
                         effects: evaluated.effects,
+                        then,
                     });
+                }
+                Ok(_) if matches!(request, Request::LeaseRevoke(_)) => {
+                    self.revoke_without_keys(job)
                 }
                 // It changes nothing, or is refused, as things will be: what
                 // it is told must hold as things are.
@@ -80,7 +93,7 @@ impl Lead<'_> {
                 Err(EngineError::Ungranted(_)) => {
                     if batch.items.is_empty() && self.asked.is_empty() {
                         // It hangs on its own revision.
-                        self.evaluate_granted(job, &store, root).await;
+                        self.evaluate_granted(job, names, &store, root).await;
                     } else {
                         self.held.push_front(job);
                     }
@@ -113,9 +126,58 @@ impl Lead<'_> {
         }
     }
 
+    fn evaluated(
+        &self,
+        store: &Store,
+        own: Revision,
+        request: &Request,
+    ) -> Result<Evaluated, EngineError> {
+        let leases = |id| self.lease_alive(id);
+        evaluate(store, &self.pending, self.base, own, &leases, request)
+    }
+
+    /// Whether a request may be evaluated now; if it must wait, it is taken
+    /// care of. Also says which leases it names.
+    fn admit(&mut self, job: Job) -> Option<(Job, Vec<LeaseName>)> {
+        let Work::Request(request) = &job.work else {
+            return None;
+        };
+        if let Request::Put(put) = request
+            && put.lease == 0
+            && self.latches.is_empty()
+        {
+            // As most are: nothing is in its way.
+            if self.map.group_of(&put.key) == self.replica.id {
+                return Some((job, Vec::new()));
+            }
+            job.finish(Err(Declined::Moved));
+            return None;
+        }
+        let touches = Touches::of(request);
+        if touches.keys.iter().any(|keys| !self.covers(keys)) {
+            job.finish(Err(Declined::Moved));
+            return None;
+        }
+        let names = match self.lease_names(&touches.leases) {
+            Ok(names) => names,
+            Err(()) => {
+                self.register(touches, job);
+                return None;
+            }
+        };
+        let job = self.latches.block(touches, job)?;
+        Some((job, names))
+    }
+
     /// Evaluates a request that looks at its own revision: the revision comes
     /// first. If it turns out to need none, there is a gap.
-    async fn evaluate_granted(&mut self, job: Job, store: &Arc<Store>, root: LogIndex) {
+    async fn evaluate_granted(
+        &mut self,
+        job: Job,
+        leases: Vec<LeaseName>,
+        store: &Arc<Store>,
+        root: LogIndex,
+    ) {
         let ticket = Ticket(self.ticket);
         self.ticket += 1;
         let mut batch = Batch {
@@ -124,11 +186,12 @@ impl Lead<'_> {
                 job,
                 answer: Answer::LeaseRevoke(Revision(0)),
                 effects: Effects::new(),
+                then: Vec::new(),
             }],
             root,
             ask: None,
             reports: Revision(0),
-            granted: None,
+            leases,
         };
         match &mut self.source {
             Source::Own => unreachable!("revisions are known at once"),
@@ -150,8 +213,7 @@ impl Lead<'_> {
         let Work::Request(request) = &item.job.work else {
             return;
         };
-        let leases = |_| false;
-        if let Ok(evaluated) = evaluate(store, &self.pending, self.base, own, &leases, request) {
+        if let Ok(evaluated) = self.evaluated(store, own, request) {
             self.pending.add(batch.first, own, evaluated.changes);
             item.answer = evaluated.answer;
             item.effects = evaluated.effects;
@@ -197,12 +259,15 @@ impl Lead<'_> {
     fn start(&mut self, job: Job) {
         match &job.work {
             Work::Compact { .. } => self.compactions.push(job),
-            Work::Read { .. } | Work::Request(_) => self.settle(job),
+            Work::Txn { .. } | Work::Lease(_) => job.finish(Err(Declined::Again)),
+            Work::Read { .. } | Work::Request(_) | Work::Look { .. } | Work::LeaseKeys { .. } => {
+                self.settle(job);
+            }
         }
     }
 }
 
-fn effects_bytes(effects: &Effects) -> usize {
+pub(super) fn effects_bytes(effects: &Effects) -> usize {
     let bytes = |effect: &pontoon_engine::Effect| match effect {
         pontoon_engine::Effect::Put { key, value, .. } => key.len() + value.len(),
         pontoon_engine::Effect::Delete { key } => key.len(),
@@ -211,7 +276,7 @@ fn effects_bytes(effects: &Effects) -> usize {
 }
 
 /// Whether a request can't change anything.
-fn is_read_only(request: &Request) -> bool {
+pub(crate) fn is_read_only(request: &Request) -> bool {
     fn reads(txn: &Txn) -> bool {
         txn.success.iter().chain(&txn.failure).all(|op| match op {
             Op::Range(_) | Op::Missing => true,

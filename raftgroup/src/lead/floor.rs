@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use pontoon_engine::{Reject, Revision, Step};
 
-use super::{Flight, Lead, Source};
+use super::{Flight, Freight, Lead, Source};
 use crate::cluster::Cluster;
+use crate::map::Touches;
 use crate::message::{Answered, Declined, Done, Work};
 use crate::replica::Job;
 
@@ -27,6 +28,12 @@ impl Lead<'_> {
                 job.finish(Err(Declined::Reject(Reject::Compacted)));
             } else if matches!(self.source, Source::Own) && revision > self.store_revision() {
                 self.refuse_future(revision, job);
+            } else if self
+                .first_undecided()
+                .is_some_and(|first| first <= revision)
+            {
+                // What is undecided can't be compacted yet.
+                self.compactions.push(job);
             } else {
                 // The router compared it with a read point, if there are many groups.
                 self.raise_floor(revision, Some(job)).await;
@@ -43,6 +50,16 @@ impl Lead<'_> {
         }
     }
 
+    /// The smallest revision of a transaction that is prepared here, or about
+    /// to be, and not decided.
+    fn first_undecided(&self) -> Option<Revision> {
+        let flights = self.flights.iter();
+        let preparing = flights.filter(|flight| matches!(flight.freight, Freight::Prepare(_)));
+        let preparing = preparing.map(|flight| flight.first);
+        let undecided = self.replica.group.store().undecided();
+        preparing.chain(undecided).min()
+    }
+
     fn store_revision(&self) -> Revision {
         self.replica.group.store().revision()
     }
@@ -52,7 +69,10 @@ impl Lead<'_> {
     fn refuse_future(&self, revision: Revision, job: Job) {
         let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
         self.node.scope.spawn(async move {
-            match node.settle_point(&replica, None, false).await {
+            match node
+                .settle_point(&replica, None, &Touches::default(), false)
+                .await
+            {
                 Ok(newest) if revision > newest => {
                     job.finish(Err(Declined::Reject(Reject::FutureRevision)));
                 }
@@ -65,9 +85,9 @@ impl Lead<'_> {
     async fn raise_floor(&mut self, floor: Revision, job: Option<Job>) {
         let flight = Flight {
             id: self.launched,
-            through: None,
             first: floor,
             last: floor,
+            freight: Freight::Floor,
         };
         let newest = self.base.max(floor);
         let steps = vec![Step::Reach { revision: floor }, Step::Compact { floor }];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pontoon_engine::{Revision, Step, Ticket};
 use tokio::sync::oneshot;
 
-use super::{Batch, Event, Flight, Lead};
+use super::{Batch, Event, Flight, Freight, Lead};
 use crate::command::Command;
 use crate::message::{Answered, Declined, Done};
 use crate::position::{LogIndex, Term};
@@ -29,17 +29,19 @@ impl Lead<'_> {
                 revision: Revision(revision),
                 effects: item.effects,
             });
+            steps.extend(item.then);
             waiting.push((item.job.reply, item.answer));
         }
         // Also without a write: the group has come this far.
         if steps.is_empty() {
             steps.push(Step::Reach { revision: last });
         }
+        steps.extend(self.forget_steps());
         let flight = Flight {
             id: self.launched,
-            through: Some(Ticket(batch.first.0 + count as u32 - 1)),
             first,
             last,
+            freight: Freight::Writes(Ticket(batch.first.0 + count as u32 - 1)),
         };
         self.launch(flight, steps, move |outcome: Result<LogIndex, Declined>| {
             for (reply, answer) in waiting {

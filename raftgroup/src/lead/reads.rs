@@ -5,12 +5,15 @@ use tokio::sync::oneshot;
 
 use super::{Lead, Source};
 use crate::replica::Barrier;
+use crate::txn::TxnId;
 
 /// A read that waits until all that is granted below it is applied.
 pub(super) struct Waiting {
     pub(super) revision: Revision,
     /// What was asked until then counts.
     pub(super) asks: u64,
+    /// Transactions over several groups that are decided before.
+    pub(super) txns: Vec<TxnId>,
     pub(super) passed: oneshot::Sender<()>,
 }
 
@@ -23,6 +26,7 @@ impl Lead<'_> {
         self.waiting.push(Waiting {
             revision: barrier.revision,
             asks,
+            txns: self.latches.before_read(&barrier.touches),
             passed: barrier.passed,
         });
     }
@@ -30,8 +34,13 @@ impl Lead<'_> {
     /// Lets reads pass that have all they waited for.
     pub(super) fn let_pass(&mut self) {
         let asks = || self.asked.iter().filter_map(|batch| batch.ask);
-        let oldest = self.flights.front().map(|flight| flight.first);
-        let passes = |waiting: &mut Waiting| waiting.passes(asks(), oldest);
+        let mut granted = self.flights.iter().filter(|flight| flight.first.0 > 0);
+        let oldest = granted.next().map(|flight| flight.first);
+        let latches = &self.latches;
+        let passes = |waiting: &mut Waiting| {
+            waiting.txns.retain(|txn| latches.get(*txn).is_some());
+            waiting.passes(asks(), oldest)
+        };
         for waiting in self.waiting.extract_if(.., passes) {
             self.base = self.base.max(waiting.revision);
             // Nobody waits any more: fine.
@@ -46,7 +55,7 @@ impl Waiting {
     /// write that is not applied is above it.
     fn passes(&self, mut unanswered: impl Iterator<Item = u64>, oldest: Option<Revision>) -> bool {
         let answered = unanswered.all(|ask| ask > self.asks);
-        answered && oldest.is_none_or(|oldest| oldest > self.revision)
+        answered && self.txns.is_empty() && oldest.is_none_or(|oldest| oldest > self.revision)
     }
 }
 
@@ -58,6 +67,7 @@ mod tests {
         Waiting {
             revision: Revision(revision),
             asks,
+            txns: Vec::new(),
             passed: oneshot::channel().0,
         }
     }
@@ -68,6 +78,15 @@ mod tests {
         assert!(read.passes([].into_iter(), None));
         assert!(read.passes([4, 5].into_iter(), None));
         assert!(!read.passes([3, 4].into_iter(), None));
+    }
+
+    #[test]
+    fn rule_9b_a_read_passes_when_the_transactions_before_it_are_decided() {
+        let mut read = waiting(10, 3);
+        read.txns.push(TxnId((1, 1)));
+        assert!(!read.passes([].into_iter(), None));
+        read.txns.clear();
+        assert!(read.passes([].into_iter(), None));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The leader of a group and the sequencer (rules 4, 5 and 7).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pontoon_engine::Revision;
+use tokio::time::Instant;
 
-use super::{Event, Lead, RETRY, Source};
+use super::{Event, Granted, Lead, RETRY, Source};
 use crate::ledger::{Ask, Hello, Resolved, Stamp};
 use crate::message::{Grant, Heard, Message};
 use crate::position::{NodeId, Term};
@@ -21,16 +23,35 @@ pub(super) struct Session {
     pub(super) asks: u64,
     pub(super) reported: Revision,
     pub(super) reporting: bool,
+    /// The place of the grant that is taken next, those that came before
+    /// their turn, and since when one is missing.
+    pub(super) next_place: u64,
+    pub(super) early: BTreeMap<u64, Granted>,
+    pub(super) hole_since: Option<Instant>,
 }
 
 impl Lead<'_> {
-    /// The revisions that are on their way.
-    fn written(&self) -> impl Iterator<Item = (Revision, Revision)> {
-        let writes = self
-            .flights
-            .iter()
-            .filter(|flight| flight.through.is_some());
-        writes.map(|flight| (flight.first, flight.last))
+    /// The revisions that are on their way, or undecided, lowest first.
+    fn written(&self) -> Vec<(Revision, Revision)> {
+        let flights = self.flights.iter().filter(|flight| flight.is_granted());
+        let flights = flights.map(|flight| (flight.first, flight.last));
+        let undecided = self.replica.group.store().undecided();
+        let undecided = undecided.into_iter().map(|revision| (revision, revision));
+        let mut written: Vec<_> = flights.chain(undecided).collect();
+        written.sort_unstable();
+        written.dedup();
+        written
+    }
+
+    /// Whether this is said to the session that is open now (rule 5).
+    pub(super) fn is_current(&self, stamp: Stamp) -> bool {
+        let Source::Sequencer(session) = &self.source else {
+            return false;
+        };
+        let with = session.with.map(|(epoch, _)| epoch);
+        stamp.group == self.replica.id
+            && with == Some(stamp.epoch)
+            && (stamp.term, stamp.session) == (self.term, session.number)
     }
 
     /// Begins to announce itself, if the sequencer is another one than it
@@ -63,7 +84,8 @@ impl Lead<'_> {
 
     pub(super) fn hello(&mut self, epoch: Term, sequencer: NodeId, confirmed: bool) {
         let term = self.term;
-        let pending = self.written().collect();
+        let pending = self.written();
+        let resolved = self.resolved();
         let Source::Sequencer(session) = &mut self.source else {
             return;
         };
@@ -84,11 +106,13 @@ impl Lead<'_> {
             pending,
             applied: self.applied.1,
         };
-        session.reported = self.applied.0;
+        session.reported = resolved;
+        session.next_place = 1;
+        session.early.clear();
+        session.hole_since = None;
         // What was asked before is void with the old session (rule 5).
         for batch in &mut self.asked {
             batch.ask = None;
-            batch.granted = None;
         }
         let node = Arc::clone(self.node);
         let call = node.call(sequencer, &Message::Hello(hello), node.timing.call);
@@ -119,6 +143,7 @@ impl Lead<'_> {
 
     /// Asks for what was not asked for in this session.
     pub(super) fn ask(&mut self) {
+        let applied = (self.resolved(), self.applied.1);
         let Source::Sequencer(session) = &mut self.source else {
             return;
         };
@@ -129,7 +154,7 @@ impl Lead<'_> {
             session.asks += 1;
             let ask = session.asks;
             batch.ask = Some(ask);
-            batch.reports = self.applied.0;
+            batch.reports = applied.0;
             let message = Message::Ask(Ask {
                 stamp: Stamp {
                     epoch,
@@ -139,7 +164,8 @@ impl Lead<'_> {
                 },
                 count: batch.items.len() as u64,
                 root: batch.root,
-                applied: self.applied,
+                leases: batch.leases.clone(),
+                applied,
             });
             let call = self.node.call(sequencer, &message, self.node.timing.call);
             self.calls.push(Box::pin(async move {
@@ -155,44 +181,35 @@ impl Lead<'_> {
             return;
         };
         match granted {
-            Grant::Made { first, root } => {
-                batch.granted = Some((first, root));
+            Grant::Made { first, place, root } => {
                 if let Source::Sequencer(session) = &mut self.source {
                     session.reported = session.reported.max(batch.reports);
                 }
+                let granted = Granted::Batch { ask, first, root };
+                self.take_grant(place, granted).await;
             }
             Grant::Stale { root } => {
                 // If it doesn't, it will be refused again.
                 self.node.root_catches_up(root).await;
-                return self.evaluate_again();
+                self.evaluate_again();
             }
-            Grant::Ignored => {
-                if let Source::Sequencer(session) = &mut self.source {
-                    session.with = None;
-                }
-                return;
-            }
+            Grant::Ignored => self.lose_session(),
         }
-        while !self.draining
-            && let Some((first, root)) = self.asked.front().and_then(|batch| batch.granted)
-            && let Some(mut batch) = self.asked.pop_front()
-        {
-            if !self.node.root_catches_up(root).await {
-                self.asked.push_front(batch);
-                if let Source::Sequencer(session) = &mut self.source {
-                    session.with = None;
-                }
-                return;
-            }
-            let late = batch.items.len() == 1 && batch.items[0].effects.is_empty();
-            if late {
-                let store = self.replica.group.store();
-                self.evaluate_late(&mut batch, first, &store);
-            } else {
-                self.grant(&mut batch, first);
-            }
-            self.propose(batch, first).await;
+    }
+
+    /// A batch has its revisions, and all that was granted before it is taken.
+    pub(super) async fn take_batch(&mut self, ask: u64, first: Revision) {
+        let at = self.asked.iter().position(|batch| batch.ask == Some(ask));
+        let Some(mut batch) = at.and_then(|at| self.asked.remove(at)) else {
+            return;
+        };
+        if batch.is_late() {
+            let store = self.replica.group.store();
+            self.evaluate_late(&mut batch, first, &store);
+        } else {
+            self.grant(&mut batch, first);
         }
+        self.propose(batch, first).await;
     }
 
     /// The cluster has changed since the waiting batches were evaluated: they
@@ -217,10 +234,10 @@ impl Lead<'_> {
     /// Reports what is applied, unless there will be a question soon that can
     /// say so too.
     pub(super) fn report(&mut self) {
+        let (revision, index) = (self.resolved(), self.applied.1);
         let Source::Sequencer(session) = &mut self.source else {
             return;
         };
-        let (revision, index) = self.applied;
         let Some((epoch, sequencer)) = session.with else {
             return;
         };

@@ -2,6 +2,7 @@
 
 use super::*;
 
+const NODE: NodeId = NodeId(1);
 const GROUP: GroupId = GroupId(1);
 const OTHER: GroupId = GroupId(2);
 
@@ -27,6 +28,7 @@ fn ask(stamp: Stamp, count: u64) -> Ask {
         stamp,
         count,
         root: LogIndex(100),
+        leases: Vec::new(),
         applied: (Revision(0), LogIndex(0)),
     }
 }
@@ -36,19 +38,20 @@ fn ledger() -> Ledger {
     let mut ledger = Ledger::new(
         Term(5),
         Revision(7),
+        &[],
         Some(Revision(1000)),
         LogIndex(50),
         LogIndex(90),
     );
     ledger.ceiling_committed(Revision(2000));
-    assert!(ledger.hello(&hello(stamp(GROUP, 1))));
-    assert!(ledger.hello(&hello(stamp(OTHER, 1))));
+    assert!(ledger.hello(NODE, &hello(stamp(GROUP, 1))));
+    assert!(ledger.hello(NODE, &hello(stamp(OTHER, 1))));
     ledger
 }
 
 fn granted(ledger: &mut Ledger, stamp: Stamp, count: u64) -> Revision {
-    match ledger.ask(&ask(stamp, count)) {
-        Asked::Granted(first) => first,
+    match ledger.ask(&ask(stamp, count), true) {
+        Asked::Granted(first, _) => first,
         other => panic!("{other:?}"),
     }
 }
@@ -62,22 +65,23 @@ fn rule_2_nothing_is_granted_above_the_committed_ceiling() {
     let mut ledger = Ledger::new(
         Term(5),
         Revision(7),
+        &[],
         Some(Revision(9)),
         LogIndex(1),
         LogIndex(1),
     );
-    ledger.hello(&hello(stamp(GROUP, 1)));
+    ledger.hello(NODE, &hello(stamp(GROUP, 1)));
     // It starts above the ceiling, which another may have granted up to.
     assert_eq!(ledger.next(), Revision(10));
-    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 1)), Asked::Wait);
+    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 1), true), Asked::Wait);
     let wanted = ledger.ceiling_wanted().expect("it is time");
     ledger.ceiling_committed(wanted);
     assert_eq!(granted(&mut ledger, stamp(GROUP, 1), 1), Revision(10));
     assert_eq!(
-        ledger.ask(&ask(
-            stamp(GROUP, 1),
-            u64::try_from(wanted.0).expect("small")
-        )),
+        ledger.ask(
+            &ask(stamp(GROUP, 1), u64::try_from(wanted.0).expect("small")),
+            true
+        ),
         Asked::Wait
     );
 }
@@ -85,7 +89,15 @@ fn rule_2_nothing_is_granted_above_the_committed_ceiling() {
 #[test]
 fn rule_2_a_new_sequencer_starts_above_all_that_was_granted() {
     let after = |last, ceiling| {
-        Ledger::new(Term(6), Revision(last), ceiling, LogIndex(1), LogIndex(1)).next()
+        Ledger::new(
+            Term(6),
+            Revision(last),
+            &[],
+            ceiling,
+            LogIndex(1),
+            LogIndex(1),
+        )
+        .next()
     };
     assert_eq!(after(7, Some(Revision(1000))), Revision(1001));
     assert_eq!(after(1007, Some(Revision(1000))), Revision(1008));
@@ -97,6 +109,7 @@ fn rule_2_read_points_stay_below_what_a_later_sequencer_starts_above() {
     let mut ledger = Ledger::new(
         Term(5),
         Revision(7),
+        &[],
         Some(Revision(9)),
         LogIndex(1),
         LogIndex(1),
@@ -105,18 +118,18 @@ fn rule_2_read_points_stay_below_what_a_later_sequencer_starts_above() {
     // Its own writes are not in the log for good yet.
     assert_eq!(ledger.read_point(), Revision(9));
     assert_eq!(closed(&ledger, GroupId::ROOT), 9);
-    ledger.own_applied(Revision(11), LogIndex(91));
+    ledger.own_applied(Revision(11), Revision(11), LogIndex(91));
     assert_eq!(ledger.read_point(), Revision(11));
     assert_eq!(closed(&ledger, GroupId::ROOT), 11);
 }
 
 #[test]
 fn rule_2_one_group_needs_no_ceiling() {
-    let mut ledger = Ledger::new(Term(5), Revision(7), None, LogIndex(1), LogIndex(1));
+    let mut ledger = Ledger::new(Term(5), Revision(7), &[], None, LogIndex(1), LogIndex(1));
     assert_eq!(ledger.ceiling_wanted(), None);
     assert_eq!(ledger.own(1), Revision(8));
     assert_eq!(ledger.read_point(), Revision(7));
-    ledger.own_applied(Revision(8), LogIndex(2));
+    ledger.own_applied(Revision(8), Revision(8), LogIndex(2));
     assert_eq!(ledger.read_point(), Revision(8));
 }
 
@@ -132,18 +145,21 @@ fn rule_4_a_book_is_replaced_only_by_a_newer_announcement() {
             ..stamp(GROUP, 9)
         },
     ] {
-        assert!(!ledger.hello(&hello(old)), "{old:?}");
+        assert!(!ledger.hello(NODE, &hello(old)), "{old:?}");
         assert_eq!(closed(&ledger, GROUP), first.0 - 1);
     }
     // A newer session says what of it is still to come.
     let mut newer = hello(stamp(GROUP, 2));
     newer.pending = vec![(first.next(), first.next())];
-    assert!(ledger.hello(&newer));
+    assert!(ledger.hello(NODE, &newer));
     assert_eq!(closed(&ledger, GROUP), first.0);
-    assert!(ledger.hello(&hello(Stamp {
-        term: Term(4),
-        ..stamp(GROUP, 0)
-    })));
+    assert!(ledger.hello(
+        NODE,
+        &hello(Stamp {
+            term: Term(4),
+            ..stamp(GROUP, 0)
+        })
+    ));
     assert_eq!(closed(&ledger, GROUP), first.0 + 1);
 }
 
@@ -162,7 +178,7 @@ fn rule_4_another_epoch_is_refused() {
             epoch: Term(epoch),
             ..stamp(GROUP, 7)
         };
-        assert!(!ledger.hello(&hello(epoch)));
+        assert!(!ledger.hello(NODE, &hello(epoch)));
     }
 }
 
@@ -195,7 +211,11 @@ fn rule_5_what_is_not_stamped_as_now_is_ignored() {
             ..now
         },
     ] {
-        assert_eq!(ledger.ask(&ask(other, 1)), Asked::Ignored, "{other:?}");
+        assert_eq!(
+            ledger.ask(&ask(other, 1), true),
+            Asked::Ignored,
+            "{other:?}"
+        );
         let resolved = Resolved {
             stamp: other,
             revision: first,
@@ -240,7 +260,10 @@ fn rule_7_a_question_reports_what_is_applied_too() {
         applied: (Revision(first.0 + 1), LogIndex(21)),
         ..ask(stamp(GROUP, 1), 1)
     };
-    assert_eq!(ledger.ask(&next), Asked::Granted(Revision(first.0 + 3)));
+    assert_eq!(
+        ledger.ask(&next, true),
+        Asked::Granted(Revision(first.0 + 3), 2)
+    );
     let expected = Closed {
         revision: Revision(first.0 + 1),
         index: LogIndex(21),
@@ -263,29 +286,32 @@ fn rule_15_what_was_evaluated_on_an_older_cluster_is_refused_and_spends_nothing(
     let mut ledger = ledger();
     let next = ledger.next();
     ledger.changed(LogIndex(101));
-    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 1)), Asked::Stale);
+    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 1), true), Asked::Stale);
     // What came behind it was evaluated on top of it.
     let fresh = Ask {
         root: LogIndex(101),
         ..ask(stamp(GROUP, 1), 1)
     };
-    assert_eq!(ledger.ask(&fresh), Asked::Stale);
+    assert_eq!(ledger.ask(&fresh, true), Asked::Stale);
     assert_eq!(ledger.next(), next);
-    assert!(ledger.hello(&hello(stamp(GROUP, 2))));
+    assert!(ledger.hello(NODE, &hello(stamp(GROUP, 2))));
     let fresh = Ask {
         stamp: stamp(GROUP, 2),
         ..fresh
     };
-    assert_eq!(ledger.ask(&fresh), Asked::Granted(next));
+    assert_eq!(ledger.ask(&fresh, true), Asked::Granted(next, 1));
 }
 
 #[test]
 fn counts_that_make_no_sense_are_ignored() {
     let mut ledger = ledger();
-    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 0)), Asked::Ignored);
-    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), u64::MAX)), Asked::Ignored);
+    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 0), true), Asked::Ignored);
     assert_eq!(
-        ledger.ask(&ask(stamp(GROUP, 1), i64::MAX.cast_unsigned())),
+        ledger.ask(&ask(stamp(GROUP, 1), u64::MAX), true),
+        Asked::Ignored
+    );
+    assert_eq!(
+        ledger.ask(&ask(stamp(GROUP, 1), i64::MAX.cast_unsigned()), true),
         Asked::Wait
     );
 }

@@ -6,8 +6,10 @@
 mod cluster;
 mod compact;
 mod fail;
+mod lease;
 mod read;
 mod sequence;
 mod serializable;
+mod txn;
 mod watch;
 mod write;

@@ -1,0 +1,294 @@
+//! Latches: which keys a transaction over several groups holds here (rule 12).
+//!
+//! Kept true:
+//! - Who came first goes first: a latch waits for the overlapping latches and
+//!   writes before it, a write for the latches before it. So nobody starves,
+//!   and since latches are taken in the order of the groups, nobody waits in
+//!   a circle.
+//! - A latch is held only when no write to its keys is on its way.
+
+use bytes::Bytes;
+use pontoon_engine::{Effects, KeyRange, Revision, Step, Txn};
+use tokio::time::Instant;
+
+use crate::map::Touches;
+use crate::position::GroupId;
+use crate::replica::Job;
+use crate::txn::TxnId;
+
+pub(super) struct Latch {
+    pub(super) txn: TxnId,
+    arrival: u64,
+    pub(super) keys: Vec<KeyRange>,
+    /// Whatever names this lease waits too.
+    pub(super) lease: Option<i64>,
+    pub(super) state: State,
+    /// When it is given up; not once it is prepared.
+    pub(super) until: Instant,
+    /// Those who wait for what becomes of it.
+    pub(super) waiters: Vec<Job>,
+}
+
+pub(super) enum State {
+    /// Others come first; the job is to be answered when it is held.
+    Waiting {
+        job: Job,
+        probe: Txn,
+    },
+    Held,
+    /// What it will change is known; a grant may be on its way.
+    Evaluated {
+        effects: Effects,
+        then: Vec<Step>,
+    },
+    /// Its prepare is in the log, or about to be.
+    Preparing(Prepared),
+    /// Its prepare is applied, and it is undecided.
+    Prepared(Prepared),
+}
+
+#[derive(Clone)]
+pub(super) struct Prepared {
+    pub(super) revision: Revision,
+    pub(super) participants: Vec<GroupId>,
+    pub(super) then: Vec<Step>,
+    /// When the others are asked for what became of it.
+    pub(super) ask_at: Instant,
+    pub(super) asking: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Latches {
+    /// In the order in which they came.
+    list: Vec<Latch>,
+    /// Jobs that wait for latches, in the order in which they came.
+    blocked: Vec<(u64, Touches, Job)>,
+    arrivals: u64,
+}
+
+impl Latches {
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn add(
+        &mut self,
+        txn: TxnId,
+        keys: Vec<KeyRange>,
+        lease: Option<i64>,
+        state: State,
+        until: Instant,
+    ) {
+        self.arrivals += 1;
+        self.list.push(Latch {
+            txn,
+            arrival: self.arrivals,
+            keys,
+            lease,
+            state,
+            until,
+            waiters: Vec::new(),
+        });
+    }
+
+    pub(super) fn get(&self, txn: TxnId) -> Option<&Latch> {
+        self.list.iter().find(|latch| latch.txn == txn)
+    }
+
+    pub(super) fn get_mut(&mut self, txn: TxnId) -> Option<&mut Latch> {
+        self.list.iter_mut().find(|latch| latch.txn == txn)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Latch> {
+        self.list.iter_mut()
+    }
+
+    /// Keeps a job back that overlaps a latch; gives it back if none does.
+    pub(super) fn block(&mut self, touches: Touches, job: Job) -> Option<Job> {
+        if !self.list.iter().any(|latch| latch.overlaps(&touches)) {
+            return Some(job);
+        }
+        self.arrivals += 1;
+        self.blocked.push((self.arrivals, touches, job));
+        None
+    }
+
+    /// The jobs that no latch keeps back any more.
+    pub(super) fn unblocked(&mut self) -> Vec<Job> {
+        let list = &self.list;
+        let is_free = |(arrival, touches, _): &mut (u64, Touches, Job)| {
+            !list
+                .iter()
+                .any(|latch| latch.arrival < *arrival && latch.overlaps(touches))
+        };
+        let free = self.blocked.extract_if(.., is_free);
+        free.map(|(_, _, job)| job).collect()
+    }
+
+    /// Waiting latches that nothing before them overlaps, as far as what is
+    /// here is concerned.
+    pub(super) fn next(&self) -> Vec<TxnId> {
+        let free = self.list.iter().enumerate().filter(|(at, latch)| {
+            matches!(latch.state, State::Waiting { .. })
+                && !self.list[..*at].iter().any(|other| other.meets(latch))
+                && !self.blocked.iter().any(|(arrival, touches, _)| {
+                    *arrival < latch.arrival && latch.overlaps(touches)
+                })
+        });
+        free.map(|(_, latch)| latch.txn).collect()
+    }
+
+    pub(super) fn remove(&mut self, txn: TxnId) -> Option<Latch> {
+        let at = self.list.iter().position(|latch| latch.txn == txn)?;
+        Some(self.list.remove(at))
+    }
+
+    /// Those whose time is over.
+    pub(super) fn expired(&self, now: Instant) -> Vec<TxnId> {
+        let list = self.list.iter();
+        let expired = list.filter(|latch| latch.may_expire() && latch.until <= now);
+        expired.map(|latch| latch.txn).collect()
+    }
+
+    /// When something is to be looked at again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let due = self.list.iter().filter_map(|latch| match &latch.state {
+            State::Prepared(prepared) => (!prepared.asking).then_some(prepared.ask_at),
+            State::Preparing(_) => None,
+            _ => Some(latch.until),
+        });
+        due.min()
+    }
+
+    /// The transactions that a read of these keys must wait for: those that
+    /// may have a revision already.
+    pub(super) fn before_read(&self, touches: &Touches) -> Vec<TxnId> {
+        let before = self.list.iter().filter(|latch| {
+            !matches!(latch.state, State::Waiting { .. } | State::Held) && latch.overlaps(touches)
+        });
+        before.map(|latch| latch.txn).collect()
+    }
+
+    /// Ends all; returns the jobs that waited in line, and those that waited
+    /// for what becomes of a transaction.
+    pub(super) fn end(&mut self) -> (Vec<Job>, Vec<Job>) {
+        let mut jobs: Vec<_> = self.blocked.drain(..).map(|(_, _, job)| job).collect();
+        let mut waiters = Vec::new();
+        for latch in self.list.drain(..) {
+            waiters.extend(latch.waiters);
+            if let State::Waiting { job, .. } = latch.state {
+                jobs.push(job);
+            }
+        }
+        (jobs, waiters)
+    }
+}
+
+impl Latch {
+    fn may_expire(&self) -> bool {
+        !matches!(self.state, State::Preparing(_) | State::Prepared(_))
+    }
+
+    fn overlaps(&self, touches: &Touches) -> bool {
+        self.lease
+            .is_some_and(|lease| touches.leases.contains(&lease))
+            || meet(&self.keys, &touches.keys)
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        (self.lease.is_some() && self.lease == other.lease) || meet(&self.keys, &other.keys)
+    }
+}
+
+fn meet(some: &[KeyRange], others: &[KeyRange]) -> bool {
+    some.iter()
+        .any(|keys| others.iter().any(|other| keys.overlaps(other)))
+}
+
+/// Just these keys.
+pub(super) fn each(keys: impl IntoIterator<Item = Bytes>) -> Vec<KeyRange> {
+    keys.into_iter().map(KeyRange::one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::message::Work;
+
+    fn job() -> Job {
+        Job {
+            work: Work::Compact {
+                revision: Revision(1),
+            },
+            reply: oneshot::channel().0,
+        }
+    }
+
+    fn keys(from: &'static str, to: &'static str) -> Vec<KeyRange> {
+        vec![KeyRange::new(from, to)]
+    }
+
+    fn touches(key: &'static str) -> Touches {
+        Touches {
+            keys: vec![KeyRange::one(key)],
+            ..Touches::default()
+        }
+    }
+
+    fn wait(latches: &mut Latches, number: u64, keys: Vec<KeyRange>) -> TxnId {
+        let txn = TxnId((0, number));
+        let state = State::Waiting {
+            job: job(),
+            probe: Txn::default(),
+        };
+        latches.add(txn, keys, None, state, Instant::now());
+        txn
+    }
+
+    #[test]
+    fn rule_12_who_came_first_goes_first() {
+        let mut latches = Latches::default();
+        let first = wait(&mut latches, 1, keys("a", "c"));
+        let apart = wait(&mut latches, 2, keys("m", "n"));
+        // A write waits for the first, a third latch for the write.
+        assert!(latches.block(touches("b"), job()).is_none());
+        assert!(latches.block(touches("x"), job()).is_some());
+        let third = wait(&mut latches, 3, keys("b", "b1"));
+        assert_eq!(latches.next(), [first, apart]);
+        assert!(latches.unblocked().is_empty());
+        latches.remove(first);
+        assert_eq!(latches.next(), [apart]);
+        assert_eq!(latches.unblocked().len(), 1);
+        assert_eq!(latches.next(), [apart, third]);
+    }
+
+    #[test]
+    fn rule_13_what_names_a_lease_waits_for_its_latch() {
+        let mut latches = Latches::default();
+        let txn = TxnId((0, 1));
+        let keys = each([Bytes::from_static(b"k")]);
+        latches.add(txn, keys, Some(7), State::Held, Instant::now());
+        let mut names = touches("other");
+        names.leases.push(7);
+        assert!(latches.block(names, job()).is_none());
+        assert!(latches.block(touches("k"), job()).is_none());
+        assert!(latches.block(touches("other"), job()).is_some());
+    }
+
+    #[test]
+    fn rule_9b_a_read_waits_for_what_may_have_a_revision() {
+        let mut latches = Latches::default();
+        let (held, evaluated) = (TxnId((0, 1)), TxnId((0, 2)));
+        latches.add(held, keys("a", "b"), None, State::Held, Instant::now());
+        let state = State::Evaluated {
+            effects: Effects::new(),
+            then: Vec::new(),
+        };
+        latches.add(evaluated, keys("c", "d"), None, state, Instant::now());
+        assert!(latches.before_read(&touches("a")).is_empty());
+        assert_eq!(latches.before_read(&touches("c")), [evaluated]);
+        assert!(latches.before_read(&touches("e")).is_empty());
+    }
+}

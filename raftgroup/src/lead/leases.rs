@@ -1,0 +1,480 @@
+//! The root group's leader as the keeper of leases (rule 13), and what other
+//! leaders ask of it.
+//!
+//! Kept true:
+//! - A lease that is being revoked, or about to be, is unknown to everybody.
+//! - A sign of life is answered after a quorum round that began after it came,
+//!   and it counts from when it came.
+//! - A new leader gives every lease its full time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pontoon_engine::{Reject, Request, Revision, Step};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::{Event, Flight, Freight, Lead, Source};
+use crate::lease::{
+    Deadlines, LeaseAnswered, LeaseKnown, LeaseName, LeaseRecord, LeaseWork, gone_step,
+};
+use crate::map::Touches;
+use crate::message::{Answered, Declined, Done, Work};
+use crate::position::{GroupId, LogIndex};
+use crate::replica::Job;
+
+/// Leases that are revoked at a time in several groups.
+const DRIVEN_MAX: usize = 64;
+
+/// Leases that are looked at in one go when their time is over.
+const EXPIRED_MAX: usize = 256;
+
+/// When a lease that should be gone is looked at again.
+const RETRY: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct Lessor {
+    deadlines: Deadlines,
+    /// Changes that are not proposed yet.
+    queue: Vec<Change>,
+    /// What leases become with what is proposed or about to be, by the flight
+    /// that has it.
+    proposed: BTreeMap<i64, (Option<u64>, Option<LeaseRecord>)>,
+    /// Their time is over, and they are not gone yet.
+    ending: BTreeSet<i64>,
+    /// Revoked in several groups by a task of their own, for those who wait.
+    driven: BTreeMap<i64, Vec<Job>>,
+    /// Questions that wait for the next round, and those that have theirs.
+    asked: Vec<(Job, Instant)>,
+    confirming: Vec<(Job, Instant)>,
+    births: u64,
+}
+
+struct Change {
+    id: i64,
+    record: Option<LeaseRecord>,
+    done: Option<(Job, LeaseAnswered)>,
+}
+
+fn done(answered: LeaseAnswered, index: LogIndex) -> Done {
+    Done {
+        answer: Answered::Lease(answered),
+        index,
+    }
+}
+
+impl Lessor {
+    pub(super) fn due(&self) -> Option<Instant> {
+        let next = self.deadlines.next();
+        next.filter(|_| self.driven.len() < DRIVEN_MAX)
+    }
+
+    pub(super) fn end(&mut self) -> Vec<Job> {
+        let queue = self.queue.drain(..).filter_map(|change| change.done);
+        let mut jobs: Vec<_> = queue.map(|(job, _)| job).collect();
+        let asked = self.asked.drain(..).chain(self.confirming.drain(..));
+        jobs.extend(asked.map(|(job, _)| job));
+        // Whoever leads next goes on; these hear that this one doesn't.
+        jobs.extend(std::mem::take(&mut self.driven).into_values().flatten());
+        jobs
+    }
+}
+
+impl Lead<'_> {
+    /// Every lease has its full time again; what is being revoked goes on.
+    pub(super) fn take_up_leases(&mut self) {
+        if !self.replica.id.is_root() {
+            return;
+        }
+        for (id, lease) in self.node.leases.all() {
+            match lease.revoking {
+                true => self.drive(id, &lease, Vec::new()),
+                false => self.extend(id, &lease, Instant::now()),
+            }
+        }
+    }
+
+    fn extend(&mut self, id: i64, lease: &LeaseRecord, from: Instant) {
+        let name = LeaseName {
+            id,
+            birth: lease.birth,
+        };
+        let secs = u32::try_from(lease.ttl_secs).unwrap_or(u32::MAX);
+        let end = from.checked_add(self.node.config.second * secs);
+        // One that lives longer than the clock counts is looked at again.
+        let far = from + Duration::from_secs(365 * 24 * 3600);
+        self.lessor.deadlines.extend(name, end.unwrap_or(far));
+    }
+
+    /// The lease as it will be.
+    fn lease(&self, id: i64) -> Option<LeaseRecord> {
+        match self.lessor.proposed.get(&id) {
+            Some((_, record)) => record.clone(),
+            None => self.node.leases.get(id),
+        }
+    }
+
+    /// Whether keys may hang on a lease.
+    pub(super) fn lease_alive(&self, id: i64) -> bool {
+        match self.replica.id.is_root() {
+            true => self.lease(id).is_some_and(|lease| !lease.revoking),
+            false => self.node.leases.alive(id).is_some(),
+        }
+    }
+
+    /// The leases behind these ids, as far as they are alive; an error if one
+    /// of them can't have keys of this group yet.
+    pub(super) fn lease_names(&self, ids: &[i64]) -> Result<Vec<LeaseName>, ()> {
+        if self.replica.id.is_root() {
+            return Ok(Vec::new());
+        }
+        let mut names = Vec::new();
+        for id in ids {
+            if let Some(name) = self.node.leases.alive(*id) {
+                if !self.node.leases.is_registered(*id, self.replica.id) {
+                    return Err(());
+                }
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Has the root group note that keys of this group will hang on leases,
+    /// then looks at the job again.
+    pub(super) fn register(&self, touches: Touches, job: Job) {
+        let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
+        self.node.scope.spawn(async move {
+            let deadline = Instant::now() + node.timing.call;
+            for lease in touches.leases {
+                let Some(name) = node.leases.alive(lease) else {
+                    continue;
+                };
+                if node
+                    .register_lease(name, replica.id, deadline)
+                    .await
+                    .is_err()
+                {
+                    return job.finish(Err(Declined::Again));
+                }
+            }
+            replica.enqueue(job);
+        });
+    }
+
+    /// Work about leases.
+    pub(super) fn lease_work(&mut self, job: Job) {
+        let Work::Lease(work) = &job.work else {
+            return;
+        };
+        if !self.replica.id.is_root() || self.leaving {
+            return job.finish(Err(Declined::Again));
+        }
+        match work.clone() {
+            LeaseWork::Grant { id, ttl_secs } => self.grant_lease(id, ttl_secs, job),
+            LeaseWork::Revoke { id } => self.revoke(id, job),
+            LeaseWork::KeepAlive { .. } | LeaseWork::Status { .. } => {
+                self.lessor.asked.push((job, Instant::now()));
+                self.ask_alive();
+            }
+            LeaseWork::Register { lease, group } => self.register_here(lease, group, job),
+        }
+    }
+
+    fn grant_lease(&mut self, id: i64, ttl_secs: i64, job: Job) {
+        let mut id = id;
+        while id == 0 {
+            let any = (self.node.scope.random() >> 1).cast_signed();
+            id = if self.lease(any).is_none() { any } else { 0 };
+        }
+        if self.lease(id).is_some() {
+            return self.refuse(Reject::LeaseExists, job);
+        }
+        self.lessor.births += 1;
+        let ttl_secs = ttl_secs.max(self.node.config.lease_ttl_secs_min);
+        let record = LeaseRecord {
+            birth: (self.term.0, self.lessor.births),
+            ttl_secs,
+            revoking: false,
+            groups: Vec::new(),
+        };
+        let granted = LeaseAnswered::Granted {
+            id,
+            ttl_secs,
+            revision: self.newest(),
+        };
+        self.change_lease(id, Some(record), Some((job, granted)));
+    }
+
+    /// Refuses for what this node knows, once it is certain that nobody else
+    /// leads.
+    fn refuse(&self, reject: Reject, job: Job) {
+        let rounds = Arc::clone(&self.replica.rounds);
+        self.node.scope.spawn(async move {
+            match rounds.confirm().await {
+                Ok(_) => job.finish(Err(Declined::Reject(reject))),
+                Err(_) => job.finish(Err(Declined::NotLeader(None))),
+            }
+        });
+    }
+
+    /// The newest revision that this leader knows of.
+    fn newest(&self) -> Revision {
+        match &self.source {
+            Source::Ledger(ledger, _) => ledger.lock().read_point(),
+            _ => self.replica.group.store().revision(),
+        }
+    }
+
+    fn revoke(&mut self, id: i64, mut job: Job) {
+        let Some(mut lease) = self.lease(id).filter(|lease| !lease.revoking) else {
+            return self.refuse(Reject::LeaseNotFound, job);
+        };
+        if lease.groups.is_empty() {
+            // Its keys are all here: a write like any other.
+            job.work = Work::Request(Request::LeaseRevoke(id));
+            return self.held.push_back(job);
+        }
+        lease.revoking = true;
+        self.change_lease(id, Some(lease), None);
+        self.lessor.driven.entry(id).or_default().push(job);
+    }
+
+    fn register_here(&mut self, name: LeaseName, group: GroupId, job: Job) {
+        let lease = self.lease(name.id);
+        let lease = lease.filter(|lease| lease.birth == name.birth && !lease.revoking);
+        let Some(mut lease) = lease.filter(|_| !self.lessor.ending.contains(&name.id)) else {
+            return self.refuse(Reject::LeaseNotFound, job);
+        };
+        if !lease.groups.contains(&group) {
+            lease.groups.push(group);
+            lease.groups.sort_unstable();
+        }
+        let registered = LeaseAnswered::Registered;
+        self.change_lease(name.id, Some(lease), Some((job, registered)));
+    }
+
+    fn change_lease(
+        &mut self,
+        id: i64,
+        record: Option<LeaseRecord>,
+        done: Option<(Job, LeaseAnswered)>,
+    ) {
+        self.lessor.proposed.insert(id, (None, record.clone()));
+        self.lessor.queue.push(Change { id, record, done });
+    }
+
+    /// Proposes what changes, all in one entry.
+    pub(super) async fn propose_leases(&mut self) {
+        if self.draining || self.lessor.queue.is_empty() {
+            return;
+        }
+        let id = self.launched;
+        let mut steps = Vec::new();
+        let mut waiting = Vec::new();
+        for change in std::mem::take(&mut self.lessor.queue) {
+            steps.push(match &change.record {
+                Some(record) => record.step(change.id),
+                None => gone_step(change.id),
+            });
+            // The last change of a lease is what it becomes.
+            let proposed = (Some(id), change.record);
+            self.lessor.proposed.insert(change.id, proposed);
+            waiting.extend(change.done);
+        }
+        let flight = Flight {
+            id,
+            first: Revision(0),
+            last: Revision(0),
+            freight: Freight::Leases,
+        };
+        self.launch(flight, steps, move |outcome| {
+            for (job, answered) in waiting {
+                job.finish(outcome.clone().map(|index| done(answered, index)));
+            }
+        })
+        .await;
+    }
+
+    /// A flight has ended: the leases that it changed are as the store says.
+    pub(super) fn leases_landed(&mut self, flight: u64) {
+        let landed =
+            |(_, (by, _)): &(&i64, &(Option<u64>, Option<LeaseRecord>))| *by == Some(flight);
+        let ids: Vec<i64> = self
+            .lessor
+            .proposed
+            .iter()
+            .filter(landed)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.lessor.proposed.remove(&id);
+            match self.node.leases.get(id) {
+                None => {
+                    self.lessor.deadlines.remove(id);
+                    self.lessor.ending.remove(&id);
+                    let index = self.replica.applied();
+                    let revoked = LeaseAnswered::Revoked(self.newest());
+                    for job in self.lessor.driven.remove(&id).into_iter().flatten() {
+                        job.finish(Ok(done(revoked.clone(), index)));
+                    }
+                }
+                Some(lease) if lease.revoking => {
+                    let jobs = self.lessor.driven.remove(&id).unwrap_or_default();
+                    self.drive(id, &lease, jobs);
+                }
+                Some(lease) => {
+                    // A revocation was not taken; those who asked ask again.
+                    for job in self.lessor.driven.remove(&id).into_iter().flatten() {
+                        job.finish(Err(Declined::Again));
+                    }
+                    if self.lessor.deadlines.end(id).is_none() {
+                        self.extend(id, &lease, Instant::now());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The steps that go with a request: a lease that is revoked is gone.
+    pub(super) fn lease_goes_with(&mut self, request: &Request) -> Vec<Step> {
+        let Request::LeaseRevoke(id) = request else {
+            return Vec::new();
+        };
+        let proposed = (Some(self.launched), None);
+        self.lessor.proposed.insert(*id, proposed);
+        vec![gone_step(*id)]
+    }
+
+    /// A lease on which nothing hangs takes no revision.
+    pub(super) fn revoke_without_keys(&mut self, job: Job) {
+        let Work::Request(Request::LeaseRevoke(id)) = job.work else {
+            return;
+        };
+        let revoked = LeaseAnswered::Revoked(self.newest());
+        self.change_lease(id, None, Some((job, revoked)));
+    }
+
+    /// Revokes a lease that may have keys in several groups.
+    fn drive(&mut self, id: i64, lease: &LeaseRecord, jobs: Vec<Job>) {
+        self.lessor.driven.insert(id, jobs);
+        let name = LeaseName {
+            id,
+            birth: lease.birth,
+        };
+        let (node, replica, term) = (Arc::clone(self.node), Arc::clone(self.replica), self.term);
+        self.node.scope.spawn(async move {
+            node.drive_revocation(&replica, term, name).await;
+        });
+    }
+
+    /// A lease was revoked at a revision, or nothing hangs on it.
+    pub(super) fn revoked(&mut self, name: LeaseName, revision: Option<Revision>) {
+        let still = self.node.leases.get(name.id);
+        let still = still.filter(|lease| lease.birth == name.birth);
+        match (revision, still) {
+            (None, Some(_)) => return self.change_lease(name.id, None, None),
+            (_, still) => {
+                if still.is_none() {
+                    self.lessor.deadlines.remove(name.id);
+                    self.lessor.ending.remove(&name.id);
+                }
+            }
+        }
+        let revision = revision.unwrap_or(self.newest());
+        let index = self.replica.applied();
+        for job in self.lessor.driven.remove(&name.id).into_iter().flatten() {
+            let revoked = LeaseAnswered::Revoked(revision);
+            job.finish(Ok(done(revoked, index)));
+        }
+    }
+
+    /// Ends leases whose time is over, some at a time.
+    pub(super) fn expire_leases(&mut self) {
+        if self.draining || self.leaving {
+            return;
+        }
+        let now = Instant::now();
+        for _ in 0..EXPIRED_MAX {
+            if self.lessor.driven.len() >= DRIVEN_MAX {
+                return;
+            }
+            let Some(name) = self.lessor.deadlines.pop(now) else {
+                return;
+            };
+            let lease = self.lease(name.id);
+            let Some(mut lease) = lease.filter(|lease| lease.birth == name.birth) else {
+                continue;
+            };
+            // Until it is gone it is looked at again.
+            self.lessor.deadlines.extend(name, now + RETRY);
+            self.lessor.ending.insert(name.id);
+            if lease.revoking || self.lessor.proposed.contains_key(&name.id) {
+                continue;
+            }
+            if lease.groups.is_empty() {
+                let (reply, _) = oneshot::channel();
+                let work = Work::Request(Request::LeaseRevoke(name.id));
+                self.held.push_back(Job { work, reply });
+            } else {
+                lease.revoking = true;
+                self.change_lease(name.id, Some(lease), None);
+            }
+        }
+    }
+
+    /// Begins a round for all who asked since the last one began.
+    fn ask_alive(&mut self) {
+        if !self.lessor.confirming.is_empty() || self.lessor.asked.is_empty() {
+            return;
+        }
+        self.lessor.confirming = std::mem::take(&mut self.lessor.asked);
+        let rounds = Arc::clone(&self.replica.rounds);
+        self.calls.push(Box::pin(async move {
+            let confirmed = rounds.confirm().await.is_ok();
+            Event::Alive { confirmed }
+        }));
+    }
+
+    /// Answers those for whom the round was.
+    pub(super) fn alive(&mut self, confirmed: bool) {
+        let index = self.replica.applied();
+        for (job, came) in std::mem::take(&mut self.lessor.confirming) {
+            let answered = match &job.work {
+                _ if !confirmed => {
+                    job.finish(Err(Declined::NotLeader(None)));
+                    continue;
+                }
+                Work::Lease(LeaseWork::KeepAlive { id }) => {
+                    LeaseAnswered::Alive(self.keep_alive(*id, came))
+                }
+                Work::Lease(LeaseWork::Status { id }) => LeaseAnswered::Status(self.status(*id)),
+                _ => continue,
+            };
+            job.finish(Ok(done(answered, index)));
+        }
+        self.ask_alive();
+    }
+
+    fn keep_alive(&mut self, id: i64, came: Instant) -> Option<i64> {
+        let lease = self.lease(id)?;
+        if lease.revoking || self.lessor.ending.contains(&id) {
+            return None;
+        }
+        self.extend(id, &lease, came);
+        Some(lease.ttl_secs)
+    }
+
+    fn status(&self, id: i64) -> Option<LeaseKnown> {
+        let lease = self.node.leases.get(id).filter(|lease| !lease.revoking)?;
+        let end = self.lessor.deadlines.end(id)?;
+        let left = end.saturating_duration_since(Instant::now());
+        let left = left.as_nanos() / self.node.config.second.as_nanos();
+        Some(LeaseKnown {
+            left_secs: i64::try_from(left).unwrap_or(i64::MAX),
+            granted_secs: lease.ttl_secs,
+            groups: lease.groups,
+        })
+    }
+}

@@ -1,0 +1,217 @@
+//! Leases as a client of this node has them (rule 13).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pontoon_engine::{Answer, Reject, Request, Revision};
+use tokio::time::Instant;
+
+use crate::error::Failure;
+use crate::lease::{
+    LeaseAnswered, LeaseGranted, LeaseName, LeaseStatus, LeaseWork, TTL_SECS_MAX, gone_step,
+};
+use crate::map::{RangeMap, Touches};
+use crate::message::{Answered, Done, Work};
+use crate::node::Inner;
+use crate::position::{GroupId, Term};
+use crate::replica::{Note, Replica};
+use crate::route::Undone;
+
+/// Before a revocation that came to nothing is tried again.
+const RETRY: Duration = Duration::from_millis(50);
+
+impl Inner {
+    /// Has the root group's leader do something about leases.
+    async fn lease_work(
+        self: &Arc<Self>,
+        work: LeaseWork,
+        deadline: Instant,
+    ) -> Result<Done, Failure> {
+        loop {
+            let map = self.map_known(deadline).await?;
+            let work = Work::Lease(work.clone());
+            match self.work(GroupId::ROOT, map.version, work, deadline).await {
+                Ok(done) => return Ok(done),
+                Err(Undone::Moved) => {}
+                Err(Undone::Failed(failure)) => return Err(failure),
+            }
+        }
+    }
+
+    pub(crate) async fn lease_grant(
+        self: &Arc<Self>,
+        id: i64,
+        ttl_secs: i64,
+        deadline: Instant,
+    ) -> Result<LeaseGranted, Failure> {
+        if ttl_secs > TTL_SECS_MAX {
+            return Err(Reject::LeaseTtlTooLarge.into());
+        }
+        let work = LeaseWork::Grant { id, ttl_secs };
+        match self.lease_work(work, deadline).await?.answer {
+            Answered::Lease(LeaseAnswered::Granted {
+                id,
+                ttl_secs,
+                revision,
+            }) => Ok(LeaseGranted {
+                id,
+                ttl_secs,
+                revision,
+            }),
+            _ => Err(Failure::LeaderChanged),
+        }
+    }
+
+    pub(crate) async fn lease_revoke(
+        self: &Arc<Self>,
+        id: i64,
+        deadline: Instant,
+    ) -> Result<Revision, Failure> {
+        let done = self.lease_work(LeaseWork::Revoke { id }, deadline).await?;
+        match done.answer {
+            Answered::Lease(LeaseAnswered::Revoked(revision))
+            | Answered::Answer(Answer::LeaseRevoke(revision)) => {
+                // Its keys may have been anywhere.
+                let replicas = self.replicas();
+                replicas
+                    .iter()
+                    .for_each(|replica| replica.answered(revision));
+                Ok(revision)
+            }
+            _ => Err(Failure::LeaderChanged),
+        }
+    }
+
+    pub(crate) async fn lease_keep_alive(
+        self: &Arc<Self>,
+        id: i64,
+        deadline: Instant,
+    ) -> Result<Option<i64>, Failure> {
+        let work = LeaseWork::KeepAlive { id };
+        match self.lease_work(work, deadline).await?.answer {
+            Answered::Lease(LeaseAnswered::Alive(ttl)) => Ok(ttl),
+            _ => Err(Failure::LeaderChanged),
+        }
+    }
+
+    pub(crate) async fn lease_status(
+        self: &Arc<Self>,
+        id: i64,
+        keys: bool,
+        deadline: Instant,
+    ) -> Result<Option<LeaseStatus>, Failure> {
+        let done = self.lease_work(LeaseWork::Status { id }, deadline).await?;
+        let Answered::Lease(LeaseAnswered::Status(known)) = done.answer else {
+            return Err(Failure::LeaderChanged);
+        };
+        let Some(known) = known else {
+            return Ok(None);
+        };
+        let mut status = LeaseStatus {
+            ttl_secs: known.left_secs,
+            granted_secs: known.granted_secs,
+            keys: Vec::new(),
+        };
+        if !keys {
+            return Ok(Some(status));
+        }
+        for group in std::iter::once(GroupId::ROOT).chain(known.groups) {
+            let map = self.map_known(deadline).await?;
+            let work = Work::LeaseKeys {
+                lease: id,
+                at: None,
+            };
+            match self.work(group, map.version, work, deadline).await {
+                Ok(done) => match done.answer {
+                    Answered::Keys(found) => status.keys.extend(found),
+                    _ => return Err(Failure::LeaderChanged),
+                },
+                Err(Undone::Moved) => return Err(Failure::NoLeader),
+                Err(Undone::Failed(failure)) => return Err(failure),
+            }
+        }
+        status.keys.sort_unstable();
+        Ok(Some(status))
+    }
+
+    /// Has the root group note that keys of a group may hang on a lease;
+    /// returns when this node knows it too.
+    pub(crate) async fn register_lease(
+        self: &Arc<Self>,
+        lease: LeaseName,
+        group: GroupId,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        if self.leases.is_registered(lease.id, group) {
+            return Ok(());
+        }
+        let work = LeaseWork::Register { lease, group };
+        match self.lease_work(work, deadline).await {
+            Ok(done) => {
+                self.root_catches_up(done.index).await;
+                Ok(())
+            }
+            // It is gone: who names it is refused where it is evaluated.
+            Err(Failure::Reject(_)) => {
+                if let Some(point) = self.read_point().await {
+                    self.root_catches_up(point.root).await;
+                }
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The same for all that a request names.
+    pub(crate) async fn register_leases(
+        self: &Arc<Self>,
+        request: &Request,
+        map: &RangeMap,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        for (key, lease) in Touches::of(request).attaches {
+            if let Some(name) = self.leases.alive(lease) {
+                self.register_lease(name, map.group_of(&key), deadline)
+                    .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Revokes a lease that may have keys in several groups, however often
+    /// it takes, while this node leads the root group in `term`.
+    pub(crate) async fn drive_revocation(
+        self: &Arc<Self>,
+        root: &Arc<Replica>,
+        term: Term,
+        name: LeaseName,
+    ) {
+        let mut revision = None;
+        loop {
+            let leadership = *root.group.leadership().borrow();
+            if !leadership.ready || leadership.term != term {
+                return;
+            }
+            let lease = self.leases.get(name.id);
+            let Some(lease) = lease.filter(|lease| lease.birth == name.birth) else {
+                break;
+            };
+            if revision.is_none() {
+                let mut groups = vec![GroupId::ROOT];
+                groups.extend(lease.groups.iter().filter(|group| !group.is_root()));
+                let deadline = Instant::now() + 4 * self.timing.call;
+                let gone = gone_step(name.id);
+                match self.revoke_once(name.id, &groups, gone, deadline).await {
+                    Ok(None) => break,
+                    Ok(done) => revision = done,
+                    // What became of it will be seen; then it is tried anew.
+                    Err(_) => {}
+                }
+            }
+            // The decision takes the lease with it.
+            tokio::time::sleep(RETRY).await;
+        }
+        let lease = name;
+        let _ = root.notes.send(Note::Revoked { lease, revision });
+    }
+}

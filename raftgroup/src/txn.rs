@@ -1,0 +1,275 @@
+//! Transactions over several groups (rule 12): what their parts say to each
+//! other, and what a participant keeps.
+//!
+//! Kept true: a participant's record stays until no participant is undecided,
+//! so what was committed is never taken for void.
+
+use bytes::Bytes;
+use pontoon_engine::{Answer, KeyRange, Op, Reject, Request, Revision, Step, Txn};
+
+use crate::codec::{Wire, wire};
+use crate::lease::LeaseName;
+use crate::position::{GroupId, LogIndex, Term};
+
+mod coordinate;
+mod finish;
+mod plan;
+
+pub(crate) use coordinate::Tried;
+
+/// One attempt of a transaction, and its latch in each group. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TxnId(pub(crate) (u64, u64));
+
+wire!(newtype TxnId);
+
+/// What a latch holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    Keys(Vec<KeyRange>),
+    /// What hangs on a lease, and whatever names it.
+    Lease(i64),
+}
+
+wire!(enum Hold { 0 => Keys(keys), 1 => Lease(lease) });
+
+/// What a participant is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Ops(Vec<Op>),
+    /// Deletes what hangs on a lease; the steps are done with it.
+    Revoke(i64, Vec<Step>),
+}
+
+wire!(enum Part { 0 => Ops(ops), 1 => Revoke(lease, steps) });
+
+/// Work of a participant's leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TxnWork {
+    /// Holds keys for a while; answered with [`TxnAnswered::Latched`].
+    Latch {
+        hold: Hold,
+        /// Evaluated as soon as they are held.
+        probe: Txn,
+        within_millis: u64,
+    },
+    /// Evaluates under the latch; answered with [`TxnAnswered::Evaluated`],
+    /// [`TxnAnswered::Refused`] or [`TxnAnswered::Ungranted`].
+    Evaluate {
+        part: Part,
+        /// The newest revision, where it is known.
+        newest: Revision,
+        /// The revision it will have, where it must be known.
+        own: Option<Revision>,
+    },
+    /// Lets go what was not granted a revision.
+    Unlatch,
+    /// Answered with a [`Fate`] that is not open.
+    Await,
+    /// What was decided.
+    Decide { revision: Revision, commit: bool },
+    /// A participant whose own prepare is undecided asks for the fate of this
+    /// one's.
+    Inquire {
+        revision: Revision,
+        participants: Vec<GroupId>,
+    },
+    /// All participants are decided.
+    Forget,
+    /// Whether it is undecided here.
+    Ask,
+}
+
+wire!(enum TxnWork {
+    0 => Latch { hold, probe, within_millis },
+    1 => Evaluate { part, newest, own },
+    2 => Unlatch,
+    3 => Await,
+    4 => Decide { revision, commit },
+    5 => Inquire { revision, participants },
+    6 => Forget,
+    7 => Ask,
+});
+
+/// What a participant's leader says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TxnAnswered {
+    Latched {
+        term: Term,
+        verdicts: Answer,
+    },
+    Evaluated {
+        answer: Answer,
+        /// How many changes each op makes.
+        changes: Vec<u32>,
+        leases: Vec<LeaseName>,
+        /// The root entry after which it was evaluated.
+        root: LogIndex,
+    },
+    Refused {
+        /// Which of its ops.
+        at: u32,
+        reject: Reject,
+    },
+    /// It hangs on the revision that the transaction will have.
+    Ungranted,
+    Fate(Fate),
+    Done,
+}
+
+wire!(enum TxnAnswered {
+    0 => Latched { term, verdicts },
+    1 => Evaluated { answer, changes, leases, root },
+    2 => Refused { at, reject },
+    3 => Ungranted,
+    4 => Fate(fate),
+    5 => Done,
+});
+
+/// What became of a transaction in one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Nothing is known here.
+    Unknown,
+    Prepared,
+    Committed,
+    Void,
+}
+
+wire!(enum Fate { 0 => Unknown, 1 => Prepared, 2 => Committed, 3 => Void });
+
+/// To the sequencer, for the one revision; answered with a [`TxnAsked`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TxnAsk {
+    pub(crate) epoch: Term,
+    pub(crate) txn: TxnId,
+    pub(crate) participants: Vec<Participant>,
+    /// The root entry after which all were evaluated (rule 15).
+    pub(crate) root: LogIndex,
+    pub(crate) leases: Vec<LeaseName>,
+    /// Only this revision will do.
+    pub(crate) exactly: Option<Revision>,
+}
+
+wire!(struct TxnAsk { epoch, txn, participants, root, leases, exactly });
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Participant {
+    pub(crate) group: GroupId,
+    /// The term in which its latch was taken.
+    pub(crate) term: Term,
+    /// The places of its changes among all: runs of a first one and a number.
+    pub(crate) places: Vec<(u32, u32)>,
+}
+
+wire!(struct Participant { group, term, places });
+
+/// What comes of a [`TxnAsk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TxnAsked {
+    Granted(Revision),
+    /// Nothing was granted: a term, the cluster or a lease has changed.
+    Refused,
+}
+
+wire!(enum TxnAsked { 0 => Granted(revision), 1 => Refused });
+
+/// From the sequencer, in the grant stream of a participant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TxnGrant {
+    pub(crate) stamp: crate::ledger::Stamp,
+    /// Its place in the stream.
+    pub(crate) place: u64,
+    pub(crate) txn: TxnId,
+    pub(crate) revision: Revision,
+    pub(crate) places: Vec<(u32, u32)>,
+    pub(crate) participants: Vec<GroupId>,
+    pub(crate) root: LogIndex,
+}
+
+wire!(struct TxnGrant { stamp, place, txn, revision, places, participants, root });
+
+/// What a participant keeps in its store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TxnRecord {
+    pub(crate) fate: Fate,
+    pub(crate) revision: Revision,
+    pub(crate) participants: Vec<GroupId>,
+    /// What is latched while it is undecided.
+    pub(crate) keys: Vec<KeyRange>,
+    /// What is done when it is committed.
+    pub(crate) then: Vec<Step>,
+}
+
+wire!(struct TxnRecord { fate, revision, participants, keys, then });
+
+const PREFIX: &[u8] = b"txn/";
+
+impl TxnRecord {
+    /// The records of a store.
+    pub(crate) fn all(
+        store: &pontoon_engine::Store,
+    ) -> Result<Vec<(TxnId, Self)>, pontoon_engine::EngineError> {
+        let mut found = Vec::new();
+        store.records(PREFIX, &mut |name, content| {
+            let id = TxnId::decode(Bytes::copy_from_slice(&name[PREFIX.len()..]));
+            let record = Self::decode(Bytes::copy_from_slice(content));
+            match id.zip(record) {
+                Some(known) => found.push(known),
+                None => tracing::error!("a transaction's record makes no sense"),
+            }
+        })?;
+        Ok(found)
+    }
+
+    pub(crate) fn of(store: &pontoon_engine::Store, txn: TxnId) -> Option<Self> {
+        match store.record(&name(txn)) {
+            Ok(content) => Self::decode(content?),
+            Err(error) => {
+                tracing::error!("a transaction's record: {error}");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn step(&self, txn: TxnId) -> Step {
+        Step::Record {
+            name: name(txn),
+            content: Some(self.encode()),
+        }
+    }
+}
+
+/// Removes the record.
+pub(crate) fn forget_step(txn: TxnId) -> Step {
+    Step::Record {
+        name: name(txn),
+        content: None,
+    }
+}
+
+fn name(txn: TxnId) -> Bytes {
+    let mut name = PREFIX.to_vec();
+    txn.put(&mut name);
+    name.into()
+}
+
+/// The transaction that a request over several groups is.
+pub(crate) fn as_txn(request: &Request) -> Txn {
+    match request {
+        Request::Txn(txn) => txn.clone(),
+        Request::DeleteRange(delete) => Txn {
+            success: vec![Op::DeleteRange(delete.clone())],
+            ..Txn::default()
+        },
+        Request::Put(put) => Txn {
+            success: vec![Op::Put(put.clone())],
+            ..Txn::default()
+        },
+        Request::Range(range) => Txn {
+            success: vec![Op::Range(range.clone())],
+            ..Txn::default()
+        },
+        Request::LeaseRevoke(_) => Txn::default(),
+    }
+}

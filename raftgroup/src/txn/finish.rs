@@ -1,0 +1,93 @@
+//! Finishing what a coordinator left behind (rule 12).
+//!
+//! Kept true: only a participant whose own prepare is undecided, and who
+//! leads by a round that began after it saw that, makes another one commit a
+//! void; nobody forgets before all are known to be decided.
+
+use std::sync::Arc;
+
+use pontoon_engine::Revision;
+use tokio::time::Instant;
+
+use super::{Fate, TxnAnswered, TxnId, TxnWork};
+use crate::message::{Answered, Outcome, Work};
+use crate::node::Inner;
+use crate::position::GroupId;
+use crate::replica::{Note, Replica};
+
+impl Inner {
+    /// Asks all other participants what became of a transaction whose prepare
+    /// is undecided here, and tells this group's leader.
+    pub(crate) async fn finish(
+        self: &Arc<Self>,
+        replica: &Arc<Replica>,
+        txn: TxnId,
+        revision: Revision,
+        participants: &[GroupId],
+    ) {
+        let mut fate = Fate::Unknown;
+        if replica.rounds.confirm().await.is_ok() {
+            fate = Fate::Committed;
+            for group in participants.iter().filter(|group| **group != replica.id) {
+                let work = TxnWork::Inquire {
+                    revision,
+                    participants: participants.to_vec(),
+                };
+                fate = match self.txn_fate(*group, txn, work).await {
+                    Fate::Prepared | Fate::Committed => fate,
+                    Fate::Void => Fate::Void,
+                    Fate::Unknown => Fate::Unknown,
+                };
+                if fate != Fate::Committed {
+                    break;
+                }
+            }
+        }
+        // It has ended: whoever leads next asks again.
+        let _ = replica.notes.send(Note::Found { txn, fate });
+    }
+
+    /// Forgets a decided transaction if nobody needs its record any more.
+    pub(crate) async fn tidy(
+        self: &Arc<Self>,
+        replica: &Arc<Replica>,
+        txn: TxnId,
+        participants: &[GroupId],
+    ) {
+        for group in participants.iter().filter(|group| **group != replica.id) {
+            let work = Work::Txn {
+                txn,
+                work: TxnWork::Ask,
+            };
+            let told = fate_of(self.txn_once(*group, work, self.soon()).await);
+            if !told.is_some_and(|fate| fate != Fate::Prepared) {
+                return;
+            }
+        }
+        let work = Work::Txn {
+            txn,
+            work: TxnWork::Forget,
+        };
+        let _ = self.txn_once(replica.id, work, self.soon()).await;
+    }
+
+    /// What a group's leader says, or that nobody knows.
+    async fn txn_fate(self: &Arc<Self>, group: GroupId, txn: TxnId, work: TxnWork) -> Fate {
+        let work = Work::Txn { txn, work };
+        let told = fate_of(self.txn_once(group, work, self.soon()).await);
+        told.unwrap_or(Fate::Unknown)
+    }
+
+    /// When a call that is repeated anyway is given up.
+    pub(super) fn soon(&self) -> Instant {
+        Instant::now() + self.timing.call
+    }
+}
+
+/// The fate that an outcome tells; `None` if it tells none.
+pub(super) fn fate_of(outcome: Outcome) -> Option<Fate> {
+    match outcome.ok()?.answer {
+        Answered::Txn(TxnAnswered::Fate(fate)) => Some(fate),
+        _ => None,
+    }
+}

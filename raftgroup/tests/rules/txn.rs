@@ -1,0 +1,171 @@
+//! Rule 12: transactions over several groups.
+
+use bytes::Bytes;
+use pontoon_engine::{
+    Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, Relation, Request, Txn,
+};
+use pontoon_raftgroup::{GroupId, Watch};
+use tokio::task::spawn_local;
+
+use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate};
+
+fn put(key: &'static str, value: &'static str) -> Op {
+    Op::Put(Put {
+        key: Bytes::from(key),
+        value: Bytes::from(value),
+        prev_kv: true,
+        ..Put::default()
+    })
+}
+
+fn is(key: &'static str, value: &'static str) -> Compare {
+    Compare {
+        keys: KeyRange::one(key),
+        operand: Operand::Value(Bytes::from(value)),
+        relation: Relation::Equal,
+    }
+}
+
+fn all() -> Op {
+    Op::Range(Range::of(KeyRange::all()))
+}
+
+fn both(compare: Vec<Compare>, one: &'static str, two: &'static str) -> Txn {
+    Txn {
+        compare,
+        success: vec![put("a", one), all(), put("n", two), all()],
+        failure: vec![all()],
+    }
+}
+
+#[test]
+fn rule_12_a_transaction_over_groups_is_one_revision() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.lead(GroupId(2), 3).await;
+        let first = cluster.node(1).put("g", "0").await;
+        for (n, id) in (1..=3).cycle().take(9).enumerate() {
+            let done = cluster.node(id).txn(both(Vec::new(), "1", "1"), LONG).await;
+            let done = done.expect("it is answered");
+            assert_eq!(done.revision.0, first + n as i64 + 1);
+            let [_, Answer::Range(before), _, Answer::Range(after)] = &done.answers[..] else {
+                panic!("{done:?}");
+            };
+            // What was read between the two puts, and behind them.
+            assert_eq!(before.kvs.len(), if n == 0 { 2 } else { 3 });
+            assert_eq!(after.kvs.len(), 3);
+            assert_eq!(after.kvs[2].modified, done.revision);
+        }
+        let failed = both(vec![is("n", "0")], "2", "2");
+        let failed = cluster.node(2).txn(failed, LONG).await;
+        let failed = failed.expect("it is answered");
+        assert!(!failed.succeeded);
+        assert_eq!(failed.revision.0, first + 9);
+        let passed = both(vec![is("n", "1"), is("a", "1")], "2", "2");
+        let passed = cluster.node(3).txn(passed, LONG).await;
+        assert!(passed.expect("it is answered").succeeded);
+        assert_eq!(cluster.node(1).get("a").await.kvs[0].value, "2");
+        assert_eq!(cluster.node(1).get("n").await.kvs[0].value, "2");
+    });
+}
+
+#[test]
+fn rule_12_a_deletion_over_groups_is_one_revision() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        for key in ["a", "b", "g", "n", "o"] {
+            cluster.node(1).put(key, "x").await;
+        }
+        let last = cluster.node(2).put("z", "x").await;
+        let mut watch = cluster.node(3).watch(Watch {
+            keys: KeyRange::all(),
+            from: pontoon_engine::Revision(last + 1),
+            prev_kv: false,
+        });
+        let delete = Request::DeleteRange(DeleteRange {
+            keys: KeyRange::new("b", "o"),
+            prev_kv: true,
+        });
+        let answer = cluster.node(2).request(delete.clone(), LONG).await;
+        let Ok(Answer::DeleteRange(answer)) = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!((answer.revision.0, answer.deleted), (last + 1, 3));
+        let keys: Vec<_> = answer.prev_kvs.iter().map(|kv| kv.key.clone()).collect();
+        assert_eq!(keys, ["b", "g", "n"]);
+        let Some(pontoon_raftgroup::Delivery::Events(events)) = watch.next().await else {
+            panic!("no events");
+        };
+        let places: Vec<_> = events.iter().map(|event| event.change.sub).collect();
+        assert_eq!(places, [0, 1, 2]);
+        // Nothing is left to delete: no revision.
+        let Ok(Answer::DeleteRange(again)) = cluster.node(1).request(delete, LONG).await else {
+            panic!("not answered");
+        };
+        assert_eq!((again.revision.0, again.deleted), (last + 1, 0));
+    });
+}
+
+/// Many clients move one from key to key, over all groups at once.
+#[test]
+fn rule_12_sums_stay_while_many_move() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        let keys = ["a", "g", "n"];
+        for key in keys {
+            cluster.node(1).put(key, "100").await;
+        }
+        let movers = (0..6u64).map(|n| {
+            let node = cluster.node(1 + n % 3);
+            spawn_local(async move {
+                let mut moved = 0;
+                while moved < 5 {
+                    let (from, to) = (keys[n as usize % 3], keys[(n as usize + 1) % 3]);
+                    let (one, two) = (node.get(from).await, node.get(to).await);
+                    let number = |answer: &pontoon_engine::RangeAnswer| {
+                        let value = String::from_utf8_lossy(&answer.kvs[0].value).into_owned();
+                        value.parse::<i64>().expect("a number")
+                    };
+                    let same = |key: &'static str, answer: &pontoon_engine::RangeAnswer| Compare {
+                        keys: KeyRange::one(key),
+                        operand: Operand::Modified(answer.kvs[0].modified.0),
+                        relation: Relation::Equal,
+                    };
+                    let set = |key: &'static str, value: i64| {
+                        Op::Put(Put {
+                            key: Bytes::from(key),
+                            value: Bytes::from(value.to_string()),
+                            ..Put::default()
+                        })
+                    };
+                    let txn = Txn {
+                        compare: vec![same(from, &one), same(to, &two)],
+                        success: vec![set(from, number(&one) - 1), set(to, number(&two) + 1)],
+                        failure: Vec::new(),
+                    };
+                    let done = node.txn(txn, LONG).await.expect("it is answered");
+                    moved += u64::from(done.succeeded);
+                }
+            })
+        });
+        let movers: Vec<_> = movers.collect();
+        for _ in 0..50 {
+            let range = Request::Range(Range::of(KeyRange::all()));
+            let answer = cluster.node(2).request(range, LONG).await;
+            let Ok(Answer::Range(answer)) = answer else {
+                panic!("{answer:?}");
+            };
+            let values = answer.kvs.iter().map(|kv| {
+                let value = String::from_utf8_lossy(&kv.value).into_owned();
+                value.parse::<i64>().expect("a number")
+            });
+            assert_eq!(values.sum::<i64>(), 300, "{answer:?}");
+            pause(3).await;
+        }
+        for mover in movers {
+            mover.await.expect("it moves");
+        }
+    });
+}
