@@ -32,7 +32,7 @@ use crate::marks::Told;
 use crate::member::Member;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Group, GroupConfig, GroupFailure, Peers, Tenders, Timing};
+use crate::raft::{Begin, Group, GroupConfig, GroupFailure, Peers, Tenders, Timing};
 use crate::read::ReadPoints;
 use crate::replica::{Follow, Note, Replica};
 use crate::rounds::Rounds;
@@ -431,7 +431,7 @@ impl Replica {
             floor: store.floor(),
             quiet: self.group.is_quiet(),
             snapshots: self.group.counts().snapshots_installed,
-            failure: self.group.failure(),
+            failure: self.group.failure().map(|reason| reason.to_string()),
         }
     }
 }
@@ -567,6 +567,7 @@ impl Inner {
         let config = GroupConfig {
             node: self.me,
             group,
+            begin: Begin::Members(members.clone()),
             path: self.config.dir.join("trees").join(format!("{group}.tree")),
             store: pontoon_engine::Config {
                 store: self.config.cluster.wrapping_add(u128::from(group.0)),
@@ -589,9 +590,6 @@ impl Inner {
             &self.scope,
         );
         let group_handle = opened.await.map_err(failed)?;
-        if !group_handle.is_initialized() {
-            group_handle.initialize(members).await.map_err(failed)?;
-        }
         let (jobs, queue) = mpsc::channel(self.config.queue_jobs_max);
         let (notes, waiting) = mpsc::unbounded_channel();
         let rounds = Rounds::new(Arc::clone(&group_handle), self.scope.clone());
@@ -655,11 +653,7 @@ async fn rest(node: Arc<Inner>) {
                 term: group.leadership().borrow().term,
                 index,
             };
-            for member in group
-                .members()
-                .into_iter()
-                .filter(|member| *member != node.me)
-            {
+            for member in group.peers() {
                 // One that doesn't hear it will call for an election and be heard.
                 let _ = node.link.tell(member, quiet.encode());
             }

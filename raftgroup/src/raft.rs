@@ -9,7 +9,9 @@
 //! - A replica whose disk failed stops, and says why.
 
 use std::collections::BTreeSet;
+use std::future::{Future, ready};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,9 +19,9 @@ use std::time::Duration;
 use crate::runtime::watched as watch;
 use bytes::Bytes;
 use openraft::async_runtime::watch::WatchReceiver;
-use openraft::errors::{ClientWriteError, InitializeError, RaftError};
+use openraft::errors::{ClientWriteError, Fatal, InitializeError, RaftError};
 use openraft::raft::ClientWriteResult;
-use openraft::{ReadPolicy, ServerState, SnapshotPolicy};
+use openraft::{ReadPolicy, SnapshotPolicy};
 use pontoon_engine::{EngineError, Revision, Step, Store};
 use pontoon_wal::Wal;
 use pontoon_wal::disk::Disk;
@@ -27,9 +29,11 @@ use pontoon_wal::disk::Disk;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::runtime::Scope;
 
+mod begin;
 mod failure;
 mod log;
 mod machine;
+mod members;
 mod message;
 mod peers;
 mod probe;
@@ -42,6 +46,12 @@ mod tests;
 mod types;
 mod watch_over;
 
+#[allow(unused_imports, reason = "for those who move replicas about")]
+pub(crate) use begin::{Begin, destroy, membership_record};
+#[allow(unused_imports, reason = "for those who watch over replicas")]
+pub(crate) use failure::Stop;
+#[allow(unused_imports, reason = "for those who move replicas about")]
+pub(crate) use members::{Membership, Unchanged};
 pub(crate) use peers::Peers;
 #[allow(unused_imports, reason = "for those who encode proposals")]
 pub(crate) use record::ROOM_BYTES;
@@ -81,6 +91,11 @@ pub(crate) trait Machine: Send + Sync + 'static {
 
     /// An entry with [`Step::Compact`] is about to be applied.
     fn before_compact(&self, store: &Arc<Store>, floor: Revision);
+
+    /// A snapshot is about to take the store's place, when this is ready.
+    fn before_install(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(ready(()))
+    }
 }
 
 /// How a replica is kept.
@@ -88,6 +103,8 @@ pub(crate) trait Machine: Send + Sync + 'static {
 pub(crate) struct GroupConfig {
     pub(crate) node: NodeId,
     pub(crate) group: GroupId,
+    /// What it does if it has no log.
+    pub(crate) begin: Begin,
     /// Of the tree file.
     pub(crate) path: PathBuf,
     pub(crate) store: pontoon_engine::Config,
@@ -149,7 +166,7 @@ pub(crate) struct NotLeader;
 pub(crate) enum GroupFailure {
     /// The store failed.
     #[error(transparent)]
-    Store(#[from] EngineError),
+    Store(EngineError),
     /// What is on disk doesn't fit together: the replica must be rebuilt.
     #[error("the replica is damaged: {0}")]
     Damaged(String),
@@ -159,6 +176,24 @@ pub(crate) enum GroupFailure {
     /// openraft has stopped, or didn't start.
     #[error("the replica has stopped: {0}")]
     Stopped(String),
+}
+
+impl From<EngineError> for GroupFailure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Damaged { .. } => Self::Damaged(error.to_string()),
+            _ => Self::Store(error),
+        }
+    }
+}
+
+impl From<Stop> for GroupFailure {
+    fn from(reason: Stop) -> Self {
+        match reason {
+            Stop::Damaged(reason) => Self::Damaged(reason),
+            Stop::Disk(reason) | Stop::Other(reason) => Self::Stopped(reason),
+        }
+    }
 }
 
 /// Numbers for status pages.
@@ -180,6 +215,9 @@ pub(crate) struct Group {
     log: GroupLog,
     scope: Scope,
     leadership: watch::Receiver<Leadership>,
+    memberships: watch::Receiver<Membership>,
+    /// Held by who changes the members.
+    changing: tokio::sync::Mutex<()>,
     probe: Arc<Probe>,
     /// Proposals that have not been heard of yet.
     proposals: watch::Sender<usize>,
@@ -202,6 +240,7 @@ impl Group {
     ) -> Result<Arc<Self>, GroupFailure> {
         let failure = Arc::new(Failure::default());
         let log = GroupLog::new(wal, config.group, Arc::clone(&failure));
+        begin::check_doomed(&log)?;
         let store_id = config.store.store;
         let replica = Replica::open(
             config.group,
@@ -210,9 +249,10 @@ impl Group {
             disk,
             tenders,
             machine,
-            failure,
+            Arc::clone(&failure),
         )?;
-        check_reach(&log, &replica)?;
+        begin::check(&config.begin, &log, &replica)?;
+        begin::prepare(&config.begin, &log).await?;
         let probe = Arc::new(Probe::new(config.timing.election_max));
         let links = Links {
             peers,
@@ -221,7 +261,9 @@ impl Group {
             append_within: config.timing.election_min,
             window: config.snapshot_window,
             probe: Arc::clone(&probe),
+            failure: Arc::clone(&failure),
         };
+        let failed = |fatal| not_started(&failure, fatal);
         let raft = Raft::new(
             config.node.0,
             Arc::new(openraft_config(&config.timing)?),
@@ -229,11 +271,16 @@ impl Group {
             log.clone(),
             StateMachine(Arc::clone(&replica)),
         );
-        let raft = scope.enter(raft).await.map_err(stopped)?;
+        let raft = scope.enter(raft).await.map_err(failed)?;
         probe.observe(raft.data_metrics());
         // The core answers once it runs, and then its metrics are there.
-        raft.is_initialized().await.map_err(stopped)?;
-        let leadership =
+        raft.is_initialized().await.map_err(failed)?;
+        if let Begin::Members(members) = &config.begin
+            && !log.is_begun()
+        {
+            initialize(&raft, members).await?;
+        }
+        let (leadership, memberships) =
             watch_over::start(scope, config.node, &raft, &replica, config.log_entries_kept);
         Ok(Arc::new(Self {
             node: config.node,
@@ -243,23 +290,14 @@ impl Group {
             log,
             scope: scope.clone(),
             leadership,
+            memberships,
+            changing: tokio::sync::Mutex::default(),
             probe,
             proposals: watch::Sender::new(0),
             lanes: Lanes::default(),
             incoming: Incoming::default(),
             handed_over: AtomicU64::new(0),
         }))
-    }
-
-    /// Gives the group its first members. Every one of them is asked to do
-    /// the same; one that has a log already knows them.
-    pub(crate) async fn initialize(&self, members: &BTreeSet<NodeId>) -> Result<(), GroupFailure> {
-        let members: BTreeSet<u64> = members.iter().map(|node| node.0).collect();
-        match self.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
-            Err(RaftError::APIError(error)) => Err(GroupFailure::Config(error.to_string())),
-            Err(RaftError::Fatal(error)) => Err(stopped(error)),
-        }
     }
 
     /// Whether it has a log.
@@ -356,6 +394,13 @@ impl Group {
         let _ = self.raft.trigger().transfer_leader(to.0).await;
     }
 
+    /// Stands for election now, if this node is a voter and hears no leader.
+    pub(crate) async fn elect(&self) {
+        wake(&self.raft, &self.probe);
+        // A replica that has stopped leads nothing.
+        let _ = self.raft.trigger().elect(true).await;
+    }
+
     /// Turns the timers off, or on again. A leader is heard by a quorum before
     /// it has timers again, so that it doesn't find itself out of time.
     pub(crate) fn set_quiet(self: &Arc<Self>, quiet: bool) {
@@ -383,42 +428,22 @@ impl Group {
         wake(&self.raft, &self.probe);
     }
 
-    /// The last position, if this node leads and every member has all of the log.
-    pub(crate) fn settled(&self) -> Option<LogIndex> {
-        // Until another leads, the others need their timers: a leader that
-        // hands over refuses everything and shows no sign of life.
-        let term = self.leadership.borrow().term;
-        if self.handed_over.load(Ordering::Relaxed) == term.0 {
-            return None;
-        }
-        if *self.proposals.borrow() > 0 || !self.leadership.borrow().ready {
-            return None;
-        }
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        let last = metrics.last_applied.filter(|applied| {
-            metrics.state == ServerState::Leader && metrics.last_log_index == Some(applied.index)
-        })?;
-        let followers = metrics.replication.as_ref()?;
-        followers
-            .values()
-            .all(|matched| *matched == Some(last))
-            .then(|| LogIndex(last.index + 1))
-    }
-
-    /// The voters of the membership in effect.
-    pub(crate) fn members(&self) -> BTreeSet<NodeId> {
-        self.raft.voter_ids().map(NodeId).collect()
-    }
-
     /// Why this replica has stopped, if it has.
-    pub(crate) fn failure(&self) -> Option<String> {
-        if let Some(reason) = self.replica.failure.get() {
-            return Some(reason.to_owned());
+    pub(crate) fn failure(&self) -> Option<Stop> {
+        self.replica.failure.get().or_else(|| {
+            let metrics = self.raft.metrics();
+            let state = metrics.borrow_watched().running_state.clone();
+            state.err().map(|fatal| Stop::Other(fatal.to_string()))
+        })
+    }
+
+    /// Stops the replica if who read its store has found it damaged, or the
+    /// disk failing.
+    pub(crate) fn report(&self, error: &EngineError) {
+        match Stop::from(error) {
+            Stop::Other(_) => {}
+            reason => self.replica.failure.set(reason),
         }
-        let metrics = self.raft.metrics();
-        let state = metrics.borrow_watched().running_state.clone();
-        state.err().map(|fatal| fatal.to_string())
     }
 
     /// Ends it in order.
@@ -426,13 +451,21 @@ impl Group {
         // It may have stopped by itself.
         let _ = self.raft.shutdown().await;
         self.lanes.clear();
+        self.incoming.close();
         self.store().close();
+    }
+
+    /// Ends it and removes all it has on disk. Before this node may be a
+    /// member again, a leader has committed that it is none, or no voter.
+    pub(crate) async fn destroy(&self) -> Result<(), GroupFailure> {
+        self.close().await;
+        self.replica.end().await;
+        begin::remove(&self.log, self.replica.disk(), self.replica.path()).await
     }
 
     pub(crate) fn counts(&self) -> Counts {
         let metrics = self.raft.data_metrics();
         let metrics = metrics.borrow_watched();
-        let place = |id: Option<types::LogId>| LogIndex(id.map_or(0, |id| id.index + 1));
         Counts {
             last: place(metrics.last_log),
             committed: place(metrics.local_committed),
@@ -453,22 +486,30 @@ fn wake(raft: &Raft, probe: &Probe) {
     raft.runtime_config().tick(true);
 }
 
-/// The log must reach back to what the store has.
-fn check_reach(log: &GroupLog, replica: &Replica) -> Result<(), GroupFailure> {
-    let purged = log.purged();
-    let purged = purged.map_err(|error| GroupFailure::Damaged(error.to_string()))?;
-    let needed = purged.map_or(0, |last| last.index + 1);
-    let applied = replica.store().applied().index;
-    if applied < needed {
-        return Err(GroupFailure::Damaged(format!(
-            "the store has entries up to {applied}, the log only those after {needed}"
-        )));
+/// Gives a group its first members. Every one of them is asked to do the same;
+/// one that has heard of another knows them already.
+async fn initialize(raft: &Raft, members: &BTreeSet<NodeId>) -> Result<(), GroupFailure> {
+    let members: BTreeSet<u64> = members.iter().map(|node| node.0).collect();
+    match raft.initialize(members).await {
+        Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+        Err(RaftError::APIError(error)) => Err(GroupFailure::Config(error.to_string())),
+        Err(RaftError::Fatal(error)) => Err(GroupFailure::Stopped(error.to_string())),
     }
-    Ok(())
 }
 
-fn stopped(reason: impl std::fmt::Display) -> GroupFailure {
-    GroupFailure::Stopped(reason.to_string())
+/// A position of openraft's, as it is counted here.
+fn place(id: Option<types::LogId>) -> LogIndex {
+    LogIndex(id.map_or(0, |id| id.index + 1))
+}
+
+/// Why openraft didn't start. What it dislikes of the log and the store, though
+/// both could be read, is damage.
+fn not_started(failure: &Failure, fatal: Fatal<Types>) -> GroupFailure {
+    match (failure.get(), fatal) {
+        (Some(reason), _) => reason.into(),
+        (None, Fatal::StorageError(error)) => GroupFailure::Damaged(error.to_string()),
+        (None, fatal) => GroupFailure::Stopped(fatal.to_string()),
+    }
 }
 
 fn openraft_config(timing: &Timing) -> Result<openraft::Config, GroupFailure> {
@@ -500,6 +541,9 @@ fn openraft_config(timing: &Timing) -> Result<openraft::Config, GroupFailure> {
         // entries of it that its own disk had not kept yet, and it would put
         // different ones in their place.
         enable_leader_restore: Some(false),
+        // A replica that was rebuilt has less than it had: the leader that
+        // remembers better would wait for it in vain.
+        allow_log_reversion: Some(true),
         // The probe does what it would do.
         quorum_loss_probe_interval: None,
         ..openraft::Config::default()

@@ -21,7 +21,7 @@ use pontoon_wal::{Batch, LogIndex, StreamId, Wal, WalError};
 
 use crate::codec::Wire;
 use crate::position::GroupId;
-use crate::raft::failure::Failure;
+use crate::raft::failure::{Failure, Stop};
 use crate::raft::record;
 use crate::raft::types::{LogEntry, LogId, Types, Vote, log_id};
 
@@ -32,6 +32,8 @@ const READ_BYTES: usize = 1 << 20;
 const META_VOTE: u8 = 1;
 const META_PURGED: u8 = 2;
 const META_COMMITTED: u8 = 3;
+/// The replica is being removed, and must not be taken for a whole one.
+const META_DOOMED: u8 = 4;
 
 /// A handle on the group's log.
 #[derive(Clone)]
@@ -53,6 +55,30 @@ impl GroupLog {
         }
     }
 
+    /// Whether there is anything of it: entries, a vote, a mark.
+    pub(crate) fn exists(&self) -> bool {
+        self.wal.bounds(self.stream).is_some()
+    }
+
+    /// Whether its removal was begun.
+    pub(crate) fn is_doomed(&self) -> bool {
+        self.wal.meta(self.stream, META_DOOMED).is_some()
+    }
+
+    /// Says, durably, that it is being removed.
+    pub(crate) async fn doom(&self) -> Result<(), WalError> {
+        let mut batch = Batch::new();
+        batch.meta(self.stream, META_DOOMED, Bytes::new());
+        self.wal.commit(batch).await
+    }
+
+    /// Removes it, durably.
+    pub(crate) async fn remove(&self) -> Result<(), WalError> {
+        let mut batch = Batch::new();
+        batch.drop_stream(self.stream);
+        self.wal.commit(batch).await
+    }
+
     /// Whether it has, or had, entries.
     pub(crate) fn is_begun(&self) -> bool {
         let bounds = self.wal.bounds(self.stream);
@@ -67,6 +93,10 @@ impl GroupLog {
     /// The last entry that was removed from its front.
     pub(crate) fn purged(&self) -> Result<Option<LogId>, io::Error> {
         self.meta(META_PURGED)
+    }
+
+    pub(crate) fn vote(&self) -> Result<Option<Vote>, io::Error> {
+        self.meta(META_VOTE)
     }
 
     fn bounds(&self) -> (u64, u64) {
@@ -120,14 +150,14 @@ impl GroupLog {
     }
 
     fn failed(&self, what: &str, error: WalError) -> io::Error {
-        self.failure
-            .set(format!("{what} the log of group {}: {error}", self.stream));
+        let what = format!("{what} the log of group {}", self.stream);
+        self.failure.set(Stop::from(&error).while_doing(&what));
         error.into()
     }
 
     fn nonsense(&self, what: &str) -> io::Error {
         let reason = format!("{what} in the log of group {} makes no sense", self.stream);
-        self.failure.set(reason.clone());
+        self.failure.set(Stop::Damaged(reason.clone()));
         io::Error::new(io::ErrorKind::InvalidData, reason)
     }
 }
@@ -178,7 +208,7 @@ impl RaftLogReader<Types> for GroupLog {
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
-        self.meta(META_VOTE)
+        self.vote()
     }
 }
 
@@ -272,7 +302,8 @@ impl RaftLogStorage<Types> for GroupLog {
         let stream = self.stream;
         let done = move |result: io::Result<()>| {
             if let Err(error) = &result {
-                failure.set(format!("writing to the log of group {stream}: {error}"));
+                let reason = format!("writing to the log of group {stream}: {error}");
+                failure.set(Stop::Disk(reason));
             }
             flushed.io_completed(result);
         };

@@ -28,14 +28,14 @@ use crate::runtime::watched as watch;
 
 use crate::codec::Wire;
 use crate::position::{GroupId, LogIndex, Term};
-use crate::raft::failure::Failure;
+use crate::raft::failure::{Failure, Stop};
 use crate::raft::log::log_id_before;
 use crate::raft::tenders::Tenders;
 use crate::raft::types::{LogEntry, LogId, SnapshotMeta, StoredMembership, Types};
 use crate::raft::{GroupFailure, Machine};
 
 /// The record of the last membership that was applied.
-const MEMBERSHIP: &[u8] = b"raft/membership";
+pub(crate) const MEMBERSHIP: &[u8] = b"raft/membership";
 
 /// What a replica's parts share.
 pub(crate) struct Replica {
@@ -55,10 +55,14 @@ pub(crate) struct Replica {
     pub(crate) failure: Arc<Failure>,
 }
 
-/// A copy that is to replace the store, and who waits for it.
-struct Job {
-    copy: SnapshotData,
-    done: oneshot::Sender<Result<Arc<Store>, EngineError>>,
+/// What the background task is asked to do, and who waits for it.
+enum Job {
+    /// Replace the store by a copy.
+    Replace {
+        copy: SnapshotData,
+        done: oneshot::Sender<Result<Arc<Store>, EngineError>>,
+    },
+    End(oneshot::Sender<()>),
 }
 
 /// A snapshot as openraft sees it.
@@ -117,7 +121,7 @@ impl Replica {
         };
         tenders
             .run(group, Box::new(move || Box::pin(background.run())))
-            .map_err(|error| GroupFailure::Damaged(format!("no background task: {error}")))?;
+            .map_err(|error| GroupFailure::Stopped(format!("no background task: {error}")))?;
         Ok(replica)
     }
 
@@ -146,6 +150,11 @@ impl Replica {
         self.installs.load(Ordering::Relaxed)
     }
 
+    /// The last membership that was applied.
+    pub(crate) fn membership(&self) -> StoredMembership {
+        self.memberships.lock().last().cloned().unwrap_or_default()
+    }
+
     pub(crate) fn disk(&self) -> &dyn Disk {
         &*self.disk
     }
@@ -155,12 +164,15 @@ impl Replica {
     }
 
     /// Applies one entry and tells the layer above.
-    fn apply(&self, store: &Arc<Store>, entry: LogEntry) -> Result<(), String> {
+    fn apply(&self, store: &Arc<Store>, entry: LogEntry) -> Result<(), Stop> {
         let id = entry.log_id;
         let (index, term) = (LogIndex(id.index + 1), Term(id.leader_id.term));
         let steps = match entry.payload {
             EntryPayload::Blank => Vec::new(),
-            EntryPayload::Normal(command) => self.machine.steps(store, term, command.payload())?,
+            EntryPayload::Normal(command) => {
+                let steps = self.machine.steps(store, term, command.payload());
+                steps.map_err(Stop::Other)?
+            }
             EntryPayload::Membership(membership) => {
                 let membership = StoredMembership::new(Some(id), membership);
                 let step = Step::Record {
@@ -184,7 +196,7 @@ impl Replica {
             leader: 0,
         };
         let entry = Entry { applied, steps };
-        store.apply(&entry).map_err(|error| error.to_string())?;
+        store.apply(&entry).map_err(|error| Stop::from(&error))?;
         self.publish(store, applied, &entry.steps);
         Ok(())
     }
@@ -227,19 +239,21 @@ impl Replica {
         }
     }
 
-    async fn install(&self, meta: &SnapshotMeta, copy: SnapshotData) -> Result<(), String> {
+    async fn install(&self, meta: &SnapshotMeta, copy: SnapshotData) -> Result<(), Stop> {
+        self.machine.before_install().await;
         let (done, installed) = oneshot::channel();
-        let gone = |_| "the background task has ended".to_owned();
-        self.jobs.send(Job { copy, done }).map_err(|_| gone(()))?;
-        let store = installed.await.map_err(|_| gone(()))?;
-        let store = store.map_err(|error| error.to_string())?;
+        let gone = || Stop::Other("the background task has ended".to_owned());
+        let job = Job::Replace { copy, done };
+        self.jobs.send(job).map_err(|_| gone())?;
+        let store = installed.await.map_err(|_| gone())?;
+        let store = store.map_err(|error| Stop::from(&error))?;
         let applied = store.applied();
         let found = log_id_before(applied.index, applied.term);
         if found != meta.last_log_id {
-            return Err(format!(
+            return Err(Stop::Damaged(format!(
                 "a snapshot of {:?} was announced, one of {found:?} came",
                 meta.last_log_id
-            ));
+            )));
         }
         *self.memberships.lock() = vec![meta.last_membership.clone()];
         let old = self.stores.send_replace(Arc::clone(&store));
@@ -249,8 +263,17 @@ impl Replica {
         Ok(())
     }
 
-    fn failed(&self, what: &str, reason: String) -> io::Error {
-        let reason = format!("{what} in group {}: {reason}", self.group);
+    /// Ends the background task. When this returns, nobody touches the tree any more.
+    pub(crate) async fn end(&self) {
+        let (done, ended) = oneshot::channel();
+        // It may have ended by itself.
+        let _ = self.jobs.send(Job::End(done));
+        let _ = ended.await;
+    }
+
+    fn failed(&self, what: &str, reason: impl Into<Stop>) -> io::Error {
+        let what = format!("{what} in group {}", self.group);
+        let reason = reason.into().while_doing(&what);
         self.failure.set(reason.clone());
         io::Error::other(reason)
     }
@@ -276,14 +299,21 @@ impl Background {
                 job = self.queue.recv() => job,
                 result = self.store.tend(), if tending => {
                     if let Err(error) = result {
-                        self.failure.set(error.to_string());
+                        self.failure.set(Stop::from(&error));
                     }
                     tending = false;
                     continue;
                 }
             };
-            let Some(Job { copy, done }) = job else {
-                return;
+            let (copy, done) = match job {
+                None => return,
+                Some(Job::Replace { copy, done }) => (copy, done),
+                Some(Job::End(done)) => {
+                    drop(self);
+                    // Nobody waits any more: fine.
+                    let _ = done.send(());
+                    return;
+                }
             };
             // From here on nobody applies to the old store.
             let opened = self.replace(copy);
@@ -328,9 +358,8 @@ impl RaftStateMachine<Types> for StateMachine {
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
         let applied = self.0.store().applied();
-        let memberships = self.0.memberships.lock();
-        let last = memberships.last().cloned().unwrap_or_default();
-        Ok((log_id_before(applied.index, applied.term), last))
+        let last = log_id_before(applied.index, applied.term);
+        Ok((last, self.0.membership()))
     }
 
     async fn apply<S>(&mut self, mut entries: S) -> Result<(), io::Error>
@@ -377,7 +406,7 @@ impl RaftStateMachine<Types> for StateMachine {
         }
         let snapshot = store
             .snapshot()
-            .map_err(|error| self.0.failed("taking a snapshot", error.to_string()))?;
+            .map_err(|error| self.0.failed("taking a snapshot", &error))?;
         Ok(Some(Snapshot {
             meta: self.0.meta(snapshot.applied()),
             snapshot: SnapshotData::Pinned(snapshot),

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 
 use crate::codec::Wire;
 use crate::position::{GroupId, NodeId};
+use crate::raft::failure::{Failure, Stop};
 use crate::raft::machine::{Snapshot, SnapshotData};
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::probe::Probe;
@@ -63,6 +64,7 @@ pub(crate) struct Links {
     /// Pieces of a snapshot that are under way at most.
     pub(crate) window: usize,
     pub(crate) probe: Arc<Probe>,
+    pub(crate) failure: Arc<Failure>,
 }
 
 impl RaftNetworkFactory<Types> for Links {
@@ -124,6 +126,11 @@ impl Link {
             };
             Ok(response.into_stream_result(previous, last.or(previous)))
         })
+    }
+
+    /// What was to be sent can't be read.
+    pub(crate) fn failed(&self, reason: Stop) {
+        self.links.failure.set(reason.while_doing("sending a snapshot"));
     }
 
     async fn ballot(

@@ -143,6 +143,7 @@ impl Group {
             Request::SnapshotEnd { id, pieces } => {
                 let (vote, snapshot) = self.incoming.end(from, id, pieces)?;
                 let response = self.raft.install_full_snapshot(vote, snapshot).await;
+                self.incoming.installed();
                 response
                     .map(|response| Answer::Installed(response.vote))
                     .map_err(text)

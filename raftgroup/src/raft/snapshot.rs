@@ -2,7 +2,8 @@
 //!
 //! Kept true: a bounded number of pieces is under way; the receiver takes each
 //! piece once and in order, checked, and has one copy in the making at a time,
-//! the one that began last. Only a whole copy is installed.
+//! the one that began last. Only a whole copy is installed, and until it is,
+//! no other begins: they would have the same name on disk.
 
 use std::time::Duration;
 
@@ -51,9 +52,10 @@ pub(crate) async fn send(
     let (mut page, mut pieces, mut more) = (0, 0, true);
     while more || !under_way.is_empty() {
         while more && under_way.len() < window.max(1) {
-            let piece = pages
-                .read(page)
-                .map_err(|error| unreadable(&error.to_string()))?;
+            let piece = pages.read(page).map_err(|error| {
+                link.failed((&error).into());
+                unreadable(&error.to_string())
+            })?;
             let Some(piece) = piece else {
                 more = false;
                 break;
@@ -86,9 +88,19 @@ fn unreadable(reason: &str) -> StreamingError<Types> {
     StorageError::read_snapshot(None, AnyError::error(reason)).into()
 }
 
-/// The copy that is being received, if one is.
+/// The copy that is being received or installed, if one is.
 #[derive(Default)]
-pub(crate) struct Incoming(Mutex<Option<Copy>>);
+pub(crate) struct Incoming(Mutex<State>);
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Nothing,
+    Receiving(Copy),
+    Installing,
+    /// The replica has ended.
+    Closed,
+}
 
 struct Copy {
     from: NodeId,
@@ -111,9 +123,13 @@ impl Incoming {
         meta: SnapshotMeta,
     ) -> Result<(), String> {
         let mut incoming = self.0.lock();
-        *incoming = None;
+        match *incoming {
+            State::Installing => return Err("another snapshot is being installed".to_owned()),
+            State::Closed => return Err("the replica has ended".to_owned()),
+            State::Nothing | State::Receiving(_) => *incoming = State::Nothing,
+        }
         let install = Install::begin(replica.disk(), replica.path());
-        *incoming = Some(Copy {
+        *incoming = State::Receiving(Copy {
             from,
             id,
             vote,
@@ -150,7 +166,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Takes the copy out, if all of it is here.
+    /// Takes the copy out, if all of it is here. It is being installed from
+    /// then on, until [`Incoming::installed`].
     pub(crate) fn end(
         &self,
         from: NodeId,
@@ -162,22 +179,37 @@ impl Incoming {
         if here != pieces {
             return Err(format!("{here} of {pieces} pieces came"));
         }
-        let copy = incoming.take().expect("it was just looked at");
+        let State::Receiving(copy) = std::mem::replace(&mut *incoming, State::Installing) else {
+            unreachable!("it was just looked at");
+        };
         let snapshot = Snapshot {
             meta: copy.meta,
             snapshot: SnapshotData::Received(copy.install),
         };
         Ok((copy.vote, snapshot))
     }
+
+    /// The copy that was taken out is installed, or isn't wanted.
+    pub(crate) fn installed(&self) {
+        let mut incoming = self.0.lock();
+        if matches!(*incoming, State::Installing) {
+            *incoming = State::Nothing;
+        }
+    }
+
+    /// Gives up what is under way; nothing begins any more.
+    pub(crate) fn close(&self) {
+        *self.0.lock() = State::Closed;
+    }
 }
 
-fn expected(incoming: &mut Option<Copy>, from: NodeId, id: u64) -> Result<&mut Copy, String> {
+fn expected(incoming: &mut State, from: NodeId, id: u64) -> Result<&mut Copy, String> {
     match incoming {
-        None => Err(format!("snapshot {id} of node {from} has not begun")),
-        Some(copy) if copy.from != from || copy.id != id => Err(format!(
+        State::Receiving(copy) if copy.from != from || copy.id != id => Err(format!(
             "snapshot {id} of node {from} was replaced by {} of node {}",
             copy.id, copy.from
         )),
-        Some(copy) => Ok(copy),
+        State::Receiving(copy) => Ok(copy),
+        _ => Err(format!("snapshot {id} of node {from} has not begun")),
     }
 }

@@ -1,5 +1,5 @@
 //! What is done beside openraft's own tasks, when something changed: saying
-//! who leads, shortening the log, stopping after a failure.
+//! who leads and who belongs, shortening the log, stopping after a failure.
 //!
 //! Kept true: a leadership is `ready` only when an entry of its term is
 //! applied, and the first one is the leader's own; the log keeps what either
@@ -8,11 +8,12 @@
 use std::sync::Arc;
 
 use crate::runtime::watched as watch;
+use openraft::ServerState;
 use pontoon_engine::Store;
 
 use crate::position::{NodeId, Term};
 use crate::raft::machine::Replica;
-use crate::raft::{Leadership, Raft};
+use crate::raft::{Leadership, Membership, Raft};
 use crate::runtime::Scope;
 
 pub(crate) fn start(
@@ -21,16 +22,23 @@ pub(crate) fn start(
     raft: &Raft,
     replica: &Arc<Replica>,
     log_entries_kept: u64,
-) -> watch::Receiver<Leadership> {
+) -> (watch::Receiver<Leadership>, watch::Receiver<Membership>) {
     let says = watch::Sender::new(Leadership::default());
-    let leadership = says.subscribe();
-    scope.spawn(say_who_leads(node, raft.clone(), Arc::clone(replica), says));
+    let members = watch::Sender::new(Membership::default());
+    let watched = (says.subscribe(), members.subscribe());
+    scope.spawn(say_who_leads(
+        node,
+        raft.clone(),
+        Arc::clone(replica),
+        says,
+        members,
+    ));
     scope.spawn(shorten_log(
         raft.clone(),
         replica.stores(),
         log_entries_kept,
     ));
-    leadership
+    watched
 }
 
 /// Ends when openraft does, and ends openraft when something else failed.
@@ -39,18 +47,28 @@ async fn say_who_leads(
     raft: Raft,
     replica: Arc<Replica>,
     says: watch::Sender<Leadership>,
+    members: watch::Sender<Membership>,
 ) {
     let mut servers = raft.server_metrics();
     let mut applied = replica.applied();
     loop {
-        let now = {
+        let (now, membership) = {
             let server = servers.borrow_and_update();
-            Leadership {
+            // openraft names who won the last election; a leader that was
+            // removed has won it, and leads no more.
+            let leads = |leader: &u64| *leader != node.0 || server.state == ServerState::Leader;
+            let now = Leadership {
                 term: Term(server.vote.leader_id.term),
-                leader: server.current_leader.map(NodeId),
+                leader: server.current_leader.filter(leads).map(NodeId),
                 ready: false,
-            }
+            };
+            (now, Membership::of(&server))
         };
+        members.send_if_modified(|said| {
+            let differs = *said != membership;
+            *said = membership;
+            differs
+        });
         let leads = now.leader == Some(node);
         applied.mark_unchanged();
         let ready = leads && replica.applied_term() == now.term;
