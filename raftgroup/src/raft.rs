@@ -29,10 +29,12 @@ use pontoon_wal::disk::Disk;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::runtime::Scope;
 
+#[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
 mod begin;
 mod failure;
 mod log;
 mod machine;
+#[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
 mod members;
 mod message;
 mod peers;
@@ -298,11 +300,6 @@ impl Group {
             incoming: Incoming::default(),
             handed_over: AtomicU64::new(0),
         }))
-    }
-
-    /// Whether it has a log.
-    pub(crate) fn is_initialized(&self) -> bool {
-        self.log.is_begun()
     }
 
     /// The store. A snapshot may replace it: then this is the new one.

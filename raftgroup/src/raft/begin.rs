@@ -84,11 +84,7 @@ pub(crate) fn check_doomed(log: &GroupLog) -> Result<(), GroupFailure> {
 }
 
 /// Whether log and store fit together, and to what the replica begins with.
-pub(crate) fn check(
-    begin: &Begin,
-    log: &GroupLog,
-    replica: &Replica,
-) -> Result<(), GroupFailure> {
+pub(crate) fn check(begin: &Begin, log: &GroupLog, replica: &Replica) -> Result<(), GroupFailure> {
     let applied = replica.store().applied();
     let purged = log.purged().map_err(|error| damaged(&error.to_string()))?;
     let needed = purged.map_or(0, |last| last.index + 1);

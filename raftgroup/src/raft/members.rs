@@ -19,8 +19,8 @@ use openraft::{EntryPayload, Instant as _, Precondition, ServerState};
 
 use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::begin::membership;
-use crate::raft::types::{self, LogId, Types};
-use crate::raft::{Group, place};
+use crate::raft::types::{LogId, Types};
+use crate::raft::{Group, Leadership, place};
 use crate::runtime::watched as watch;
 
 /// Who belongs to a group, as a replica knows.
@@ -107,7 +107,11 @@ impl Group {
         let metrics = self.raft.data_metrics();
         let metrics = metrics.borrow_watched();
         let matched = metrics.replication.as_ref()?.iter();
-        Some(matched.map(|(node, id)| (NodeId(*node), place(*id))).collect())
+        Some(
+            matched
+                .map(|(node, id)| (NodeId(*node), place(*id)))
+                .collect(),
+        )
     }
 
     /// The last position, if this node leads, every member has all of the log
@@ -162,13 +166,15 @@ impl Group {
         if !nodes.insert(node) {
             return Ok(());
         }
-        self.append_members(term, &now, now.voters.clone(), nodes).await?;
+        self.append_members(term, &now, now.voters.clone(), nodes)
+            .await?;
         Ok(())
     }
 
     /// Makes exactly these the voters, and those of `learners` that aren't
     /// voters the learners. Nobody else is a member then. Goes on with a
-    /// change that was left in the middle.
+    /// change that was left in the middle. As long as no quorum hears this
+    /// node, it waits; who waits no longer leaves the change in the middle.
     pub(crate) async fn set_members(
         &self,
         term: Term,
@@ -237,6 +243,12 @@ impl Group {
         voters: Vec<BTreeSet<NodeId>>,
         nodes: BTreeSet<NodeId>,
     ) -> Result<Effective, Unchanged> {
+        let me = Some(self.node);
+        let mut leadership = self.leadership();
+        let elsewhere = |now: &Leadership| now.term != term || now.leader != me;
+        if elsewhere(&leadership.borrow()) {
+            return Err(Unchanged::NotLeader);
+        }
         let next = membership(voters.clone(), nodes.clone());
         let conditions = [
             Precondition::CommittedLeaderId {
@@ -248,32 +260,19 @@ impl Group {
         ];
         let appended = self
             .raft
-            .append_membership(next.clone(), EntryPayload::Blank, conditions);
-        let mut leadership = self.leadership();
-        let me = Some(self.node);
+            .append_membership(next, EntryPayload::Blank, conditions);
         let id = tokio::select! {
             biased;
             appended = appended => appended.map_err(unchanged)?.log_id,
-            // A leader that was cut off would wait for as long as it is.
-            _ = leadership.wait_for(|now| now.term != term || now.leader != me) => {
-                self.committed_as(&next).ok_or(Unchanged::Lost)?
-            }
+            // Whoever leads now may have removed this node, and then nobody
+            // tells it what became of the entry.
+            _ = leadership.wait_for(elsewhere) => return Err(Unchanged::Lost),
         };
         Ok(Effective {
             id: Some(id),
             voters,
             nodes,
         })
-    }
-
-    /// Where this membership is in effect and committed. A leader that removes
-    /// itself may have stepped down before it has applied that.
-    fn committed_as(&self, wanted: &types::Membership) -> Option<LogId> {
-        let server = self.raft.server_metrics();
-        let server = server.borrow_watched();
-        let committed = &server.committed_membership_config;
-        let is_wanted = committed.membership() == wanted;
-        (*committed.log_id()).filter(|_| is_wanted && server.membership_config == *committed)
     }
 }
 
@@ -293,9 +292,9 @@ fn unchanged(error: RaftError<Types, ClientWriteError<Types>>) -> Unchanged {
     match error {
         ClientWriteError::ForwardToLeader(_) => Unchanged::NotLeader,
         ClientWriteError::LogEntryDiscarded(_) => Unchanged::Lost,
-        ClientWriteError::PreconditionFailed(
-            PreconditionFailed::CommittedLeaderIdMismatch { .. },
-        ) => Unchanged::NotLeader,
+        ClientWriteError::PreconditionFailed(PreconditionFailed::CommittedLeaderIdMismatch {
+            ..
+        }) => Unchanged::NotLeader,
         ClientWriteError::PreconditionFailed(_) => Unchanged::Busy,
         ClientWriteError::ChangeMembershipError(
             ChangeMembershipError::InProgress(_) | ChangeMembershipError::UncommittedLeaderLog(_),

@@ -130,7 +130,9 @@ impl Link {
 
     /// What was to be sent can't be read.
     pub(crate) fn failed(&self, reason: Stop) {
-        self.links.failure.set(reason.while_doing("sending a snapshot"));
+        self.links
+            .failure
+            .set(reason.while_doing("sending a snapshot"));
     }
 
     async fn ballot(

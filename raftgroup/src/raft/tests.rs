@@ -1,7 +1,9 @@
 //! Replicas of one group in one process, on simulated disks and links.
 
+mod begin;
 mod cluster;
 mod failures;
+mod members;
 mod snapshots;
 mod storage;
 
@@ -22,7 +24,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Group, GroupConfig, Machine, Peers, Proposed, Tenders, Timing};
+use crate::raft::{
+    Begin, Group, GroupConfig, GroupFailure, Machine, Peers, Proposed, Tenders, Timing,
+};
 use crate::runtime::Scope;
 
 pub(crate) const GROUP: GroupId = GroupId(5);
@@ -43,6 +47,8 @@ pub(crate) fn simulate<T>(test: impl Future<Output = T>) -> T {
 #[derive(Default)]
 pub(crate) struct Notebook {
     pub(crate) told: Mutex<Vec<(LogIndex, Term, Bytes)>>,
+    /// The next snapshot waits for it.
+    pub(crate) holds: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 impl Machine for Notebook {
@@ -71,12 +77,22 @@ impl Machine for Notebook {
     }
 
     fn before_compact(&self, _: &Arc<Store>, _: Revision) {}
+
+    fn before_install(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let holds = self.holds.lock().take();
+        Box::pin(async move {
+            if let Some(holds) = holds {
+                let _ = holds.await;
+            }
+        })
+    }
 }
 
 pub(crate) fn group_config(node: u64, path: &Path) -> GroupConfig {
     GroupConfig {
         node: NodeId(node),
         group: GROUP,
+        begin: Begin::Empty,
         path: path.to_owned(),
         store: pontoon_engine::Config {
             store: STORE,
@@ -247,40 +263,57 @@ pub(crate) fn tree_path() -> PathBuf {
     PathBuf::from("/node/5.tree")
 }
 
+pub(crate) fn nodes(ids: impl IntoIterator<Item = u64>) -> BTreeSet<NodeId> {
+    ids.into_iter().map(NodeId).collect()
+}
+
+pub(crate) fn new_disk(seed: u64) -> SimDisk {
+    let disk = SimDisk::new(seed);
+    disk.create_dir(Path::new("/node")).unwrap();
+    disk
+}
+
 impl Cluster {
-    /// Three replicas that have just begun.
-    pub(crate) async fn start(seed: u64) -> Self {
-        let mut cluster = Self {
+    /// Nobody yet.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
             net: Net::new(seed),
             nodes: BTreeMap::new(),
             rng: Rng::new(seed),
-        };
-        let members: BTreeSet<NodeId> = (1..=3).map(NodeId).collect();
-        for id in 1..=3 {
-            let disk = SimDisk::new(seed * 10 + id);
-            disk.create_dir(Path::new("/node")).unwrap();
-            cluster.open(id, disk).await;
         }
-        for node in cluster.nodes.values() {
-            node.group.initialize(&members).await.unwrap();
+    }
+
+    /// Three replicas that have just begun.
+    pub(crate) async fn start(seed: u64) -> Self {
+        let mut cluster = Self::new(seed);
+        for id in 1..=3 {
+            let begin = Begin::Members(nodes(1..=3));
+            cluster.open(id, new_disk(seed * 10 + id), begin).await;
         }
         cluster.converge().await;
-        assert!(
-            cluster
-                .nodes
-                .values()
-                .all(|node| node.group.is_initialized())
-        );
         cluster
     }
 
-    pub(crate) async fn open(&mut self, id: u64, disk: SimDisk) {
+    pub(crate) async fn open(&mut self, id: u64, disk: SimDisk, begin: Begin) {
+        self.try_open(id, disk, begin).await.unwrap();
+    }
+
+    pub(crate) async fn try_open(
+        &mut self,
+        id: u64,
+        disk: SimDisk,
+        begin: Begin,
+    ) -> Result<(), GroupFailure> {
         let scope = Scope::new(self.rng.next_u64());
         let seed = self.rng.next_u64();
         let machine = Arc::new(Notebook::default());
         let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let config = GroupConfig {
+            begin,
+            ..group_config(id, &tree_path())
+        };
         let group = Group::open(
-            group_config(id, &tree_path()),
+            config,
             open_wal(Arc::clone(&shared), Path::new("/node/wal"), id, seed),
             Arc::clone(&shared),
             &Tenders::new(shared),
@@ -288,8 +321,7 @@ impl Cluster {
             Arc::clone(&machine) as Arc<dyn Machine>,
             &scope,
         )
-        .await
-        .unwrap();
+        .await?;
         let links = &self.net.0;
         links.lock().nodes.insert(NodeId(id), Arc::clone(&group));
         let node = Node {
@@ -300,10 +332,11 @@ impl Cluster {
             machine,
         };
         self.nodes.insert(id, node);
+        Ok(())
     }
 
-    /// The power of a node fails and comes back.
-    pub(crate) async fn restart(&mut self, id: u64) {
+    /// The power of a node fails.
+    pub(crate) fn stop(&mut self, id: u64) -> SimDisk {
         let node = self.nodes.remove(&id).unwrap();
         self.net.0.lock().nodes.remove(&NodeId(id));
         node.scope.end();
@@ -312,8 +345,15 @@ impl Cluster {
         for other in self.nodes.values() {
             other.group.peer_lost(NodeId(id));
         }
+        disk
+    }
+
+    /// The power of a node fails and comes back. What it has decides how it
+    /// goes on.
+    pub(crate) async fn restart(&mut self, id: u64) {
+        let disk = self.stop(id);
         sleep(Duration::from_millis(50)).await;
-        self.open(id, disk).await;
+        self.open(id, disk, Begin::Empty).await;
     }
 
     pub(crate) fn group(&self, id: u64) -> Arc<Group> {
@@ -338,7 +378,8 @@ impl Cluster {
     }
 
     pub(crate) async fn leader(&self) -> (u64, Term) {
-        self.leader_of(&[1, 2, 3]).await
+        let ids: Vec<u64> = self.nodes.keys().copied().collect();
+        self.leader_of(&ids).await
     }
 
     /// Proposes through whoever leads, until it is applied. What had to be

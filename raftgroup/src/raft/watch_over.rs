@@ -9,10 +9,13 @@ use std::sync::Arc;
 
 use crate::runtime::watched as watch;
 use openraft::ServerState;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::metrics::RaftServerMetrics;
 use pontoon_engine::Store;
 
 use crate::position::{NodeId, Term};
 use crate::raft::machine::Replica;
+use crate::raft::types::Types;
 use crate::raft::{Leadership, Membership, Raft};
 use crate::runtime::Scope;
 
@@ -23,8 +26,9 @@ pub(crate) fn start(
     replica: &Arc<Replica>,
     log_entries_kept: u64,
 ) -> (watch::Receiver<Leadership>, watch::Receiver<Membership>) {
-    let says = watch::Sender::new(Leadership::default());
-    let members = watch::Sender::new(Membership::default());
+    let (leadership, membership) = seen(node, &raft.server_metrics().borrow_watched());
+    let says = watch::Sender::new(leadership);
+    let members = watch::Sender::new(membership);
     let watched = (says.subscribe(), members.subscribe());
     scope.spawn(say_who_leads(
         node,
@@ -41,6 +45,19 @@ pub(crate) fn start(
     watched
 }
 
+/// What openraft says of the group, with nobody ready.
+fn seen(node: NodeId, server: &RaftServerMetrics<Types>) -> (Leadership, Membership) {
+    // openraft names who won the last election; a leader that was removed
+    // has won it, and leads no more.
+    let leads = |leader: &u64| *leader != node.0 || server.state == ServerState::Leader;
+    let leadership = Leadership {
+        term: Term(server.vote.leader_id.term),
+        leader: server.current_leader.filter(leads).map(NodeId),
+        ready: false,
+    };
+    (leadership, Membership::of(server))
+}
+
 /// Ends when openraft does, and ends openraft when something else failed.
 async fn say_who_leads(
     node: NodeId,
@@ -52,18 +69,7 @@ async fn say_who_leads(
     let mut servers = raft.server_metrics();
     let mut applied = replica.applied();
     loop {
-        let (now, membership) = {
-            let server = servers.borrow_and_update();
-            // openraft names who won the last election; a leader that was
-            // removed has won it, and leads no more.
-            let leads = |leader: &u64| *leader != node.0 || server.state == ServerState::Leader;
-            let now = Leadership {
-                term: Term(server.vote.leader_id.term),
-                leader: server.current_leader.filter(leads).map(NodeId),
-                ready: false,
-            };
-            (now, Membership::of(&server))
-        };
+        let (now, membership) = seen(node, &servers.borrow_and_update());
         members.send_if_modified(|said| {
             let differs = *said != membership;
             *said = membership;

@@ -1,23 +1,19 @@
 //! What stops a replica, and what doesn't.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pontoon_wal::disk::Disk;
+use pontoon_engine::EngineError;
+use pontoon_wal::disk::sim::SimDisk;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::{
-    Cluster, NetOf, Notebook, STORE, group_config, open_wal, propose, simulate, tree_path,
-};
+use super::{Cluster, STORE, propose, simulate, tree_path};
 use crate::codec::Wire;
 use crate::position::NodeId;
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::types::{Vote, log_id};
-use crate::raft::{Group, GroupFailure, Proposed, Tenders};
-use crate::runtime::Scope;
+use crate::raft::{Begin, GroupFailure, Proposed, Stop};
 
 #[test]
 fn a_failed_sync_stops_the_replica_with_a_reason() {
@@ -41,7 +37,10 @@ fn a_failed_sync_stops_the_replica_with_a_reason() {
             .await
             .unwrap();
         let reason = group.failure().unwrap();
-        assert!(reason.contains("the log of group 5"), "{reason}");
+        assert!(
+            matches!(&reason, Stop::Disk(why) if why.contains("the log of group 5")),
+            "{reason:?}"
+        );
         // The others go on.
         let others: Vec<u64> = (1..=3).filter(|id| *id != leader).collect();
         let (next, next_term) = cluster.leader_of(&others).await;
@@ -66,7 +65,10 @@ fn a_failed_checkpoint_stops_the_replica_with_a_reason() {
             sleep(Duration::from_millis(10)).await;
         }
         let reason = group.failure().unwrap();
-        assert!(reason.contains("5.tree"), "{reason}");
+        assert!(
+            matches!(&reason, Stop::Disk(why) if why.contains("5.tree")),
+            "{reason:?}"
+        );
         let mut leadership = group.leadership();
         leadership
             .wait_for(|now| now.leader.is_none())
@@ -86,7 +88,9 @@ fn an_entry_that_makes_no_sense_stops_the_replica_and_is_named() {
         let poison = propose(&group, term, "poison".into()).await;
         assert_eq!(poison, Proposed::Unknown);
         sleep(Duration::from_secs(1)).await;
-        let reason = group.failure().unwrap();
+        let Some(Stop::Other(reason)) = group.failure() else {
+            panic!("{:?}", group.failure());
+        };
         assert!(reason.contains("applying entry"), "{reason}");
         assert!(reason.contains("it is poison"), "{reason}");
     });
@@ -144,23 +148,99 @@ fn a_store_that_is_older_than_the_log_is_refused() {
         while cluster.group(1).counts().purged.0 == 0 {
             cluster.write("y".repeat(3000)).await;
         }
-        let node = cluster.nodes.remove(&1).unwrap();
-        node.group.close().await;
-        node.scope.end();
-        let disk = node.disk.power_cut(1);
+        cluster.group(1).close().await;
+        let disk = cluster.stop(1);
         disk.remove_file(&tree_path());
-        let shared: Arc<dyn Disk> = Arc::new(disk);
-        let opened = Group::open(
-            group_config(1, &tree_path()),
-            open_wal(Arc::clone(&shared), Path::new("/node/wal"), 1, 1),
-            Arc::clone(&shared),
-            &Tenders::new(shared),
-            Arc::new(NetOf(cluster.net.clone(), NodeId(1))),
-            Arc::new(Notebook::default()),
-            &Scope::new(1),
-        )
-        .await;
-        let error = opened.err().unwrap();
+        let error = cluster.try_open(1, disk, Begin::Empty).await.unwrap_err();
         assert!(matches!(error, GroupFailure::Damaged(_)), "{error}");
+    });
+}
+
+/// Flips a bit in each page of the tree but the first ones, which are found
+/// damaged when it is opened.
+fn damage_pages(disk: &SimDisk) {
+    let pages = disk.read_file(&tree_path()).unwrap().len() / 4096;
+    for page in 2..pages {
+        disk.flip_bit(&tree_path(), (page * 4096 + 100) as u64 * 8);
+    }
+}
+
+#[test]
+fn a_damaged_tree_is_told_from_a_failing_disk() {
+    simulate(async {
+        let mut cluster = Cluster::start(55).await;
+        for i in 0..100 {
+            cluster.write(format!("{i}-{}", "z".repeat(2000))).await;
+        }
+        let (leader, _) = cluster.leader().await;
+        let follower = leader % 3 + 1;
+        // The background finds it while the replica goes on.
+        damage_pages(&cluster.nodes[&follower].disk);
+        let group = cluster.group(follower);
+        while group.failure().is_none() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        let reason = group.failure().unwrap();
+        assert!(matches!(reason, Stop::Damaged(_)), "{reason:?}");
+        // So does opening, when nothing can be read.
+        drop(group);
+        let disk = cluster.stop(follower);
+        let bytes = disk.read_file(&tree_path()).unwrap().len();
+        disk.write_file(&tree_path(), vec![7; bytes]);
+        let error = cluster.try_open(follower, disk, Begin::Empty).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, GroupFailure::Damaged(_)), "{error}");
+    });
+}
+
+#[test]
+fn who_reads_a_store_may_report_damage() {
+    simulate(async {
+        let cluster = Cluster::start(56).await;
+        let group = cluster.group(1);
+        group.report(&EngineError::Stopped("closed".to_owned()));
+        assert_eq!(group.failure(), None);
+        group.report(&EngineError::Damaged {
+            file: tree_path(),
+            page: 7,
+            reason: "its checksum is wrong".to_owned(),
+        });
+        assert!(matches!(group.failure(), Some(Stop::Damaged(_))));
+        let mut leadership = group.leadership();
+        let stopped = leadership.wait_for(|now| now.leader.is_none());
+        stopped.await.unwrap();
+    });
+}
+
+#[test]
+fn a_damaged_log_is_told_from_a_failing_disk() {
+    simulate(async {
+        let mut cluster = Cluster::start(57).await;
+        let (leader, _) = cluster.leader().await;
+        let behind = leader % 3 + 1;
+        let behind_disk = cluster.stop(behind);
+        for i in 0..15 {
+            cluster.write(format!("{i}-{}", "d".repeat(2000))).await;
+        }
+        let disk = &cluster.nodes[&leader].disk;
+        for path in disk.paths() {
+            if path.starts_with("/node/wal") {
+                let bytes = disk.read_file(&path).unwrap();
+                let letters = (0..bytes.len()).step_by(100);
+                for place in letters.filter(|place| bytes[*place] == b'd') {
+                    disk.flip_bit(&path, place as u64 * 8);
+                }
+            }
+        }
+        cluster.open(behind, behind_disk, Begin::Empty).await;
+        let group = cluster.group(leader);
+        let failed = async {
+            while group.failure().is_none() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), failed).await.unwrap();
+        let reason = group.failure().unwrap();
+        assert!(matches!(reason, Stop::Damaged(_)), "{reason:?}");
     });
 }

@@ -13,7 +13,7 @@ use crate::raft::message::{self, Answer, Request};
 use crate::raft::types::{StoredMembership, Vote, log_id};
 
 /// Writes until the leader's log begins after the last entry that `behind` has.
-async fn write_past(cluster: &Cluster, behind: u64) {
+pub(super) async fn write_past(cluster: &Cluster, behind: u64) {
     let (leader, _) = cluster.leader().await;
     let has = cluster.group(behind).counts().last;
     let mut i = 0;
@@ -196,5 +196,43 @@ fn a_sender_keeps_to_its_window() {
         assert_eq!(cluster.group(behind).counts().snapshots_installed, 1);
         let most = cluster.net.bytes_max();
         assert!(most < 3 << 20, "{most} bytes were under way");
+    });
+}
+
+#[test]
+fn a_snapshot_waits_for_the_layer_above_and_others_for_it() {
+    simulate(async {
+        let cluster = Cluster::start(43).await;
+        cluster.write("first").await;
+        cluster.converge().await;
+        let (leader, term) = cluster.leader().await;
+        let behind = leader % 3 + 1;
+        cluster.net.cut(behind);
+        write_past(&cluster, behind).await;
+        let (release, holds) = oneshot::channel();
+        *cluster.nodes[&behind].machine.holds.lock() = Some(holds);
+        cluster.net.mend(behind);
+        let waits = &cluster.nodes[&behind].machine.holds;
+        while waits.lock().is_some() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let old = cluster.group(behind).store();
+        sleep(Duration::from_secs(30)).await;
+        assert!(std::sync::Arc::ptr_eq(&old, &cluster.group(behind).store()));
+        // Another copy would have the same name.
+        let begin = Request::SnapshotBegin {
+            id: 9,
+            vote: Vote::new_committed(term.0, leader),
+            last: Some(log_id(term.0, 1 << 40)),
+            membership: StoredMembership::default(),
+        };
+        let begin = message::encode(STORE, &begin);
+        let answer = ask(&cluster, behind, leader, begin.clone()).await;
+        assert_refused(answer, "is being installed");
+        release.send(()).unwrap();
+        cluster.converge().await;
+        assert_eq!(cluster.group(behind).counts().snapshots_installed, 1);
+        let answer = ask(&cluster, behind, leader, begin).await;
+        assert!(matches!(answer, Answer::Taken), "{answer:?}");
     });
 }
