@@ -392,6 +392,7 @@ impl Group {
     }
 
     /// Stands for election now, if this node is a voter and hears no leader.
+    #[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
     pub(crate) async fn elect(&self) {
         wake(&self.raft, &self.probe);
         // A replica that has stopped leads nothing.
@@ -436,6 +437,7 @@ impl Group {
 
     /// Stops the replica if who read its store has found it damaged, or the
     /// disk failing.
+    #[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
     pub(crate) fn report(&self, error: &EngineError) {
         match Stop::from(error) {
             Stop::Other(_) => {}
@@ -454,6 +456,7 @@ impl Group {
 
     /// Ends it and removes all it has on disk. Before this node may be a
     /// member again, a leader has committed that it is none, or no voter.
+    #[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
     pub(crate) async fn destroy(&self) -> Result<(), GroupFailure> {
         self.close().await;
         self.replica.end().await;

@@ -96,7 +96,7 @@ pub(crate) struct Incoming(Mutex<State>);
 enum State {
     #[default]
     Nothing,
-    Receiving(Copy),
+    Receiving(Box<Copy>),
     Installing,
     /// The replica has ended.
     Closed,
@@ -129,14 +129,14 @@ impl Incoming {
             State::Nothing | State::Receiving(_) => *incoming = State::Nothing,
         }
         let install = Install::begin(replica.disk(), replica.path());
-        *incoming = State::Receiving(Copy {
+        *incoming = State::Receiving(Box::new(Copy {
             from,
             id,
             vote,
             meta,
             install: install.map_err(|error| error.to_string())?,
             pieces: 0,
-        });
+        }));
         Ok(())
     }
 
