@@ -68,6 +68,7 @@ impl Store {
             ));
         }
         let mut last = tables.facts.last;
+        let mut bounds = &tables.facts.bounds;
         let mut undecided: Vec<(Revision, &[Effect])> = tables
             .staged
             .iter()
@@ -85,7 +86,7 @@ impl Store {
                     last = *revision;
                     for effect in effects {
                         let key = effect.key();
-                        if !tables.facts.bounds.contains(key) {
+                        if !bounds.contains(key) {
                             return refuse(format!("key {key:?} is outside the range"));
                         }
                         let held = undecided
@@ -116,7 +117,18 @@ impl Store {
                         return refuse(format!("floor {floor} is above what is decided"));
                     }
                 }
-                Step::Record { .. } | Step::Bounds { .. } => {}
+                Step::Bounds { keys } => {
+                    if !bounds.covers(keys) || keys.bounds().is_none() {
+                        return refuse(format!("{keys:?} are not among {bounds:?}"));
+                    }
+                    bounds = keys;
+                    let outside = |effect: &Effect| !keys.contains(effect.key());
+                    let held = undecided.iter().find(|(_, e)| e.iter().any(outside));
+                    if let Some((by, _)) = held {
+                        return refuse(format!("revision {by} holds keys outside {keys:?}"));
+                    }
+                }
+                Step::Record { .. } | Step::Shed => {}
             }
         }
         Ok(())
@@ -174,7 +186,13 @@ impl Store {
             }
             Step::Record { name, content } => self.tables.write().set_record(name, content.clone()),
             Step::Bounds { keys } => {
-                self.tables.write().facts.bounds = keys.clone();
+                self.tables.write().narrow(keys, scratch.visible);
+                self.wake.notify_one();
+                Ok(0)
+            }
+            Step::Shed => {
+                self.tables.write().shed();
+                self.wake.notify_one();
                 Ok(0)
             }
         }
@@ -412,7 +430,11 @@ impl Tables {
         Ok(())
     }
 
-    fn set_record(&mut self, name: &[u8], content: Option<Bytes>) -> Result<u64, EngineError> {
+    pub(crate) fn set_record(
+        &mut self,
+        name: &[u8],
+        content: Option<Bytes>,
+    ) -> Result<u64, EngineError> {
         let key = record_key(name);
         let mut sum = self.facts.hash.records;
         if let Some(old) = self.record(Table::Records, &key)? {

@@ -64,9 +64,13 @@ pub enum Step {
         /// Its content; `None` removes it.
         content: Option<Bytes>,
     },
-    /// Sets the keys that this store is responsible for.
+    /// Sets the keys that this store is responsible for; they can only
+    /// become fewer. What is left out stands still from now on, so that
+    /// another store can be made of it. Nothing undecided may be there.
     Bounds {
         /// The keys.
         keys: KeyRange,
     },
+    /// What lies outside the bounds can go: no other store will be made of it.
+    Shed,
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::keys::KeyRange;
 use crate::position::{Revision, Ticket};
 
 /// A request that is refused; nothing has changed. The texts are etcd's.
@@ -58,6 +59,9 @@ pub enum EngineError {
     /// yet: ask again when it is.
     #[error("keys are held by an undecided transaction at revision {0}")]
     Undecided(Revision),
+    /// No entry has split these keys off, or what was split off is shed.
+    #[error("{0:?} are not split off")]
+    NotSplit(KeyRange),
     /// What was to be applied can't be: the layer above broke its contract.
     #[error("log entry {index} can't be applied: {reason}")]
     Unappliable {

@@ -235,7 +235,8 @@ impl Tables {
             }
             let item = cursor.item().expect("there is a key");
             let record = self.change_record(&raw, item)?;
-            if wanted.keys.contains(record.key) {
+            // (Of what is being shed only parts may be left.)
+            if wanted.keys.contains(record.key) && !self.facts.is_shed(record.key) {
                 events.extend(self.event(change, &record, wanted)?);
             }
             cursor.next()?;

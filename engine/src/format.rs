@@ -138,6 +138,22 @@ layout! {
         leader: u64,
         keys_hash: u64,
         records_hash: u64,
+        outside_hash: u64,
+        end_bytes: u32,
+        splits: u32,
+        is_outside_known: u8,
+        is_shedding: u8,
+    }
+}
+
+layout! {
+    /// Keys that were split off: what stands before the first key and the end.
+    SplitHead {
+        floor: i64,
+        revision: i64,
+        last: i64,
+        key_bytes: u32,
+        end_bytes: u32,
     }
 }
 
@@ -172,6 +188,7 @@ pub const LAYOUTS: &[Layout] = &[
     RunHeader::LAYOUT,
     Meta::LAYOUT,
     State::LAYOUT,
+    SplitHead::LAYOUT,
 ];
 
 /// Checksum of a run: all its bytes but the checksum itself.

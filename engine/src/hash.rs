@@ -1,35 +1,63 @@
-//! The content hash: the sum of the hashes of all versions that can be read.
+//! The content hash: the sum of the hashes of all versions inside the bounds
+//! that can be read.
 //!
-//! Kept true: it depends on the revision and the floor, not on how far the
-//! sweep or a checkpoint has come. The tables keep the sum of what they hold;
-//! what is newer than asked for, or doomed but not yet swept, is taken off.
+//! Kept true: it depends on the revision, the floor and the bounds, not on how
+//! far the sweep, a checkpoint or shedding has come. The tables keep the sum
+//! of what they hold; what is newer than asked for, or doomed but not yet
+//! swept, or outside, is taken off.
+
+use std::ops::Deref;
+use std::sync::Arc;
 
 use crate::error::{EngineError, Reject};
+use crate::keys::KeyRange;
 use crate::position::{Applied, Change, Revision};
 use crate::read::{ReadPin, change_at};
-use crate::store::{ContentHash, Facts, Store, Tables};
+use crate::store::{ContentHash, Store, Tables};
 use crate::tables::{Kind, Table, change_key};
+use crate::tally::Tally;
 use crate::version::{ChangeRecord, tombstone_hash};
 
 /// Changes that are looked at before writers get in.
 const STRETCH_CHANGES: usize = if cfg!(feature = "shuttle") { 2 } else { 256 };
 
 /// What the tables held at one moment.
-struct Moment<'s> {
+struct Moment<S: Deref<Target = Store>> {
     hash: ContentHash,
     floor: Revision,
+    /// Where the sweep would go on.
     sweep: Change,
-    newest: Change,
-    late: u64,
+    bounds: KeyRange,
+    outside: Outside,
     /// Keeps the sweep where it is.
-    _pin: ReadPin<'s>,
+    pin: ReadPin<S>,
+}
+
+/// The sum of what lies outside the bounds.
+enum Outside {
+    Known(u64),
+    Unknown(Tally),
+}
+
+/// The content hash as it is once exactly the entries up to one are applied,
+/// to be computed while others are.
+pub struct HashMoment {
+    applied: Applied,
+    moment: Moment<Arc<Store>>,
+}
+
+impl HashMoment {
+    /// Computes it; the result is that of [`Store::applied_hash`] at that moment.
+    pub fn finish(self) -> Result<(Applied, ContentHash), EngineError> {
+        Ok((self.applied, self.moment.finish()?))
+    }
 }
 
 impl Store {
     /// The content hash at a revision. It costs what changed since then.
     pub fn hash(&self, at: Revision) -> Result<ContentHash, EngineError> {
         loop {
-            let moment = {
+            let (moment, newest, late) = {
                 let tables = self.tables.read();
                 if at < tables.facts.floor {
                     return Err(Reject::Compacted.into());
@@ -40,28 +68,29 @@ impl Store {
                 if let Some(revision) = tables.staged.keys().next().filter(|first| **first <= at) {
                     return Err(EngineError::Undecided(*revision));
                 }
-                self.moment(&tables)?
+                let newest = tables.change_last()?;
+                let newest =
+                    newest.map_or(Ok(Change::default()), |key| change_at(&tables, &key))?;
+                (Moment::of(self, &tables), newest, tables.late)
             };
             let newer = Change {
                 revision: at.next(),
                 sub: 0,
             };
-            let newer =
-                self.sum_changes(&moment, newer, moment.newest, &|tables, change, record| {
-                    if record.kind == Kind::Delete {
-                        return Ok(tombstone_hash(record.key, change));
-                    }
-                    match tables.version_of(record.key, change)? {
-                        Some(version) => Ok(version.hash(record.key)),
-                        None => Err(tables.damaged_record(Table::Changes, record.key)),
-                    }
-                })?;
-            if let (Some(newer), Some(doomed)) = (newer, self.doomed(&moment)?) {
-                let keys = moment.hash.keys.wrapping_sub(newer).wrapping_sub(doomed);
-                return Ok(ContentHash {
-                    keys,
-                    ..moment.hash
-                });
+            let newer = moment.sum_changes(newer, newest, &|tables, change, record| {
+                if record.kind == Kind::Delete {
+                    return Ok(tombstone_hash(record.key, change));
+                }
+                match tables.version_of(record.key, change)? {
+                    Some(version) => Ok(version.hash(record.key)),
+                    None => Err(tables.damaged_record(Table::Changes, record.key)),
+                }
+            })?;
+            let mut hash = moment.finish()?;
+            hash.keys = hash.keys.wrapping_sub(newer);
+            // Unless a transaction was committed below newer revisions meanwhile.
+            if self.tables.read().late == late {
+                return Ok(hash);
             }
         }
     }
@@ -69,50 +98,66 @@ impl Store {
     /// The content hash of all that is visible once exactly the entries up to
     /// the one returned are applied. Replicas that applied it agree.
     pub fn applied_hash(&self) -> Result<(Applied, ContentHash), EngineError> {
-        loop {
-            let (applied, moment) = {
-                // No entry is half applied.
-                let _writer = self.writer.lock();
-                let tables = self.tables.read();
-                (tables.facts.applied, self.moment(&tables)?)
-            };
-            if let Some(doomed) = self.doomed(&moment)? {
-                let keys = moment.hash.keys.wrapping_sub(doomed);
-                return Ok((
-                    applied,
-                    ContentHash {
-                        keys,
-                        ..moment.hash
-                    },
-                ));
-            }
+        let (applied, moment) = {
+            // No entry is half applied.
+            let _writer = self.writer.lock();
+            let tables = self.tables.read();
+            (tables.facts.applied, Moment::of(self, &tables))
+        };
+        Ok((applied, moment.finish()?))
+    }
+
+    /// [`Store::applied_hash`] as of now, to be computed later, on another
+    /// thread. This call costs nothing, but sweeps wait until it is finished
+    /// or dropped.
+    pub fn hash_later(self: &Arc<Self>) -> HashMoment {
+        let _writer = self.writer.lock();
+        let tables = self.tables.read();
+        HashMoment {
+            applied: tables.facts.applied,
+            moment: Moment::of(Arc::clone(self), &tables),
+        }
+    }
+}
+
+impl<S: Deref<Target = Store>> Moment<S> {
+    fn of(store: S, tables: &Tables) -> Self {
+        let facts = &tables.facts;
+        Self {
+            hash: facts.hash,
+            floor: facts.floor,
+            sweep: tables.sweep_from(facts.floor),
+            bounds: facts.bounds.clone(),
+            outside: match facts.outside {
+                Some(sum) => Outside::Known(sum),
+                None => Outside::Unknown(Tally::begin(facts)),
+            },
+            pin: ReadPin::of_all(store, tables),
         }
     }
 
-    fn moment(&self, tables: &Tables) -> Result<Moment<'_>, EngineError> {
-        let Facts {
-            hash, floor, sweep, ..
-        } = tables.facts;
-        let newest = tables.change_last()?;
-        Ok(Moment {
-            hash,
-            floor,
-            sweep: tables.sweep_from(floor),
-            newest: newest.map_or(Ok(Change::default()), |key| change_at(tables, &key))?,
-            late: tables.late,
-            _pin: self.pin_read(Revision(sweep.revision.0 - 1)),
+    /// Takes off what lies outside or can't be read.
+    fn finish(self) -> Result<ContentHash, EngineError> {
+        let doomed = self.doomed()?;
+        let outside = match self.outside {
+            Outside::Known(sum) => sum,
+            Outside::Unknown(tally) => tally.finish(&self.pin.store)?,
+        };
+        Ok(ContentHash {
+            keys: self.hash.keys.wrapping_sub(doomed).wrapping_sub(outside),
+            ..self.hash
         })
     }
 
     /// Sum of the hashes of the versions that the sweep had yet to remove.
-    fn doomed(&self, moment: &Moment<'_>) -> Result<Option<u64>, EngineError> {
-        let floor = moment.floor;
+    /// (Nothing is ever added at the floor or below.)
+    fn doomed(&self) -> Result<u64, EngineError> {
+        let floor = self.floor;
         let last = Change {
             revision: floor,
             sub: u32::MAX,
         };
-        let last = last.min(moment.newest);
-        self.sum_changes(moment, moment.sweep, last, &|_, change, record| {
+        self.sum_changes(self.sweep, last, &|_, change, record| {
             let before = record.before.map_or(0, |before| before.hash(record.key));
             let tombstone = match record.kind == Kind::Delete && change.revision < floor {
                 true => tombstone_hash(record.key, change),
@@ -122,35 +167,32 @@ impl Store {
         })
     }
 
-    /// Sums up over changes, in stretches. `None` if a transaction was
-    /// committed below newer revisions meanwhile.
+    /// Sums up over changes inside the bounds, in stretches.
     fn sum_changes(
         &self,
-        moment: &Moment<'_>,
         from: Change,
         through: Change,
         hash: HashOf<'_>,
-    ) -> Result<Option<u64>, EngineError> {
+    ) -> Result<u64, EngineError> {
         let mut sum = 0u64;
         let mut from = from;
         let mut raw = Vec::new();
         loop {
-            let tables = self.tables.read();
-            if tables.late != moment.late {
-                return Ok(None);
-            }
+            let tables = self.pin.store.tables.read();
             let mut cursor = tables.seek(Table::Changes, &change_key(from))?;
             for _ in 0..STRETCH_CHANGES {
                 if !cursor.key_into(&mut raw) {
-                    return Ok(Some(sum));
+                    return Ok(sum);
                 }
                 from = change_at(&tables, &raw)?;
                 if from > through {
-                    return Ok(Some(sum));
+                    return Ok(sum);
                 }
                 let item = cursor.item().expect("there is a key");
                 let record = tables.change_record(&raw, item)?;
-                sum = sum.wrapping_add(hash(&tables, from, &record)?);
+                if self.bounds.contains(record.key) {
+                    sum = sum.wrapping_add(hash(&tables, from, &record)?);
+                }
                 cursor.next()?;
             }
             from = from.next();

@@ -5,6 +5,7 @@
 
 mod apply;
 mod checkpoint;
+mod copying;
 mod counts;
 mod effects;
 mod entry;
@@ -22,24 +23,30 @@ mod pending;
 mod position;
 mod read;
 mod request;
+mod shed;
 mod snapshot;
 mod space;
+mod split;
 mod store;
 mod sweep;
 mod sync;
 mod tables;
+mod tally;
 mod tend;
 mod tree;
 mod version;
 
+pub use copying::Copying;
 pub use effects::{Effect, Effects, Staged};
 pub use entry::{Entry, Step};
 pub use error::{EngineError, Reject};
 pub use evaluate::{Evaluated, check, evaluate, join, part, range};
 pub use events::{Event, EventKind};
+pub use hash::HashMoment;
 pub use keys::KeyRange;
 pub use pending::{Changes, Pending};
 pub use position::{Applied, Change, Revision, Ticket};
 pub use request::*;
 pub use snapshot::{Install, Piece, Snapshot};
+pub use split::Split;
 pub use store::{Config, ContentHash, Store};

@@ -20,58 +20,61 @@ use crate::effects::{self, Staged};
 use crate::error::EngineError;
 use crate::events::Recent;
 use crate::format::{
-    MAGIC, MAP_PAGES, META_PAGES, Meta, PAGE_BYTES, PageKind, RUN_HEADER_BYTES, RunHeader, State,
-    VERSION, checksum,
+    MAGIC, MAP_PAGES, META_PAGES, Meta, PAGE_BYTES, PageKind, RUN_HEADER_BYTES, RunHeader,
+    SplitHead, State, VERSION, checksum,
 };
 use crate::keys::KeyRange;
 use crate::node::Child;
 use crate::pages::{Pages, check_run};
 use crate::position::{Applied, Change, Revision};
 use crate::space::{Chunk, Run, Space};
+use crate::split::Split;
 use crate::store::{Config, ContentHash, Durable, Facts, Store, Tables};
 use crate::tables::{STATE_NAME, Table, change_of};
+use crate::tally::Next;
 
 impl Store {
     /// Opens the store in `path`, or makes a new one there. What was applied
     /// after [`Store::applied`] must be applied again.
     pub fn open(disk: &dyn Disk, path: &Path, config: Config) -> Result<Self, EngineError> {
-        let fail = |error| EngineError::Disk {
-            file: path.to_owned(),
-            error,
-        };
-        let dir = path.parent().unwrap_or(Path::new(""));
         let name = path.file_name().unwrap_or_default();
-        let unfinished = unfinished_name(path);
-        let names = disk.list(dir).map_err(fail)?;
-        if names
-            .iter()
-            .any(|other| Some(other.as_ref()) == unfinished.file_name())
-        {
-            disk.remove(&unfinished).map_err(fail)?;
-        }
+        let names = clear_unfinished(disk, path)?;
         if names.iter().any(|other| other.as_str() == name) {
-            let file = disk.open_mapped(path, true).map_err(fail)?;
+            let file = disk.open_mapped(path, true);
+            let file = file.map_err(|error| disk_error(path, error))?;
             return Self::of_file(path, file, config);
         }
-        let file = disk.create_mapped(&unfinished).map_err(fail)?;
+        let store = Self::unnamed(disk, path, config)?;
+        // Both meta pages are whole from the start.
+        store.checkpoint()?;
+        store.force_checkpoint()?;
+        give_name(disk, path)?;
+        Ok(store)
+    }
+
+    /// A new store for `path`, whose file doesn't have that name yet.
+    pub(crate) fn unnamed(
+        disk: &dyn Disk,
+        path: &Path,
+        config: Config,
+    ) -> Result<Self, EngineError> {
+        clear_unfinished(disk, path)?;
+        let file = disk.create_mapped(&unfinished_name(path));
+        let file = file.map_err(|error| disk_error(path, error))?;
         let pages = Pages::new(path, file, 1, Space::new(), config.dirty_bytes_max)?;
-        let store = Self::of_tables(
+        Ok(Self::of_tables(
             Tables {
                 pages,
                 roots: Default::default(),
                 facts: Facts::default(),
                 staged: BTreeMap::new(),
                 late: 0,
+                sweep_target: None,
+                shed: Next::default(),
             },
             Durable::default(),
             config,
-        );
-        // Both meta pages are whole from the start.
-        store.checkpoint()?;
-        store.force_checkpoint()?;
-        disk.rename(&unfinished, path).map_err(fail)?;
-        disk.sync_dir(dir).map_err(fail)?;
-        Ok(store)
+        ))
     }
 
     fn of_file(
@@ -115,6 +118,8 @@ impl Store {
             facts: Facts::default(),
             staged: BTreeMap::new(),
             late: 0,
+            sweep_target: None,
+            shed: Next::default(),
         };
         let before = found.before.and_then(|_| read_facts(&tables).ok());
         tables.roots = roots(&meta);
@@ -139,6 +144,7 @@ impl Store {
             tables: RwLock::new(tables),
             reads: Mutex::new(BTreeMap::new()),
             counts: Mutex::new(Counts::default()),
+            tally: Mutex::new(None),
             checkpointed: watch::Sender::new(durable.applied),
             durable: Mutex::new(durable),
             log_bytes: AtomicU64::new(0),
@@ -156,6 +162,39 @@ pub(crate) fn unfinished_name(path: &Path) -> PathBuf {
     let mut name = OsString::from(path.file_name().unwrap_or_default());
     name.push(".new");
     path.with_file_name(name)
+}
+
+fn disk_error(path: &Path, error: std::io::Error) -> EngineError {
+    EngineError::Disk {
+        file: path.to_owned(),
+        error,
+    }
+}
+
+/// Removes what was left unfinished at `path`. Returns the names in its
+/// directory.
+pub(crate) fn clear_unfinished(disk: &dyn Disk, path: &Path) -> Result<Vec<String>, EngineError> {
+    let fail = |error| disk_error(path, error);
+    let unfinished = unfinished_name(path);
+    let names = disk.list(dir_of(path)).map_err(fail)?;
+    if names
+        .iter()
+        .any(|name| Some(name.as_ref()) == unfinished.file_name())
+    {
+        disk.remove(&unfinished).map_err(fail)?;
+    }
+    Ok(names)
+}
+
+/// Gives what is now finished its name.
+pub(crate) fn give_name(disk: &dyn Disk, path: &Path) -> Result<(), EngineError> {
+    let fail = |error| disk_error(path, error);
+    disk.rename(&unfinished_name(path), path).map_err(fail)?;
+    disk.sync_dir(dir_of(path)).map_err(fail)
+}
+
+fn dir_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
 }
 
 pub(crate) fn roots(meta: &Meta) -> [Child; Table::ALL.len()] {
@@ -179,26 +218,68 @@ pub(crate) fn encode_facts(facts: &Facts) -> Bytes {
         swept: facts.swept.0,
         sweep_revision: facts.sweep.revision.0,
         sweep_sub: facts.sweep.sub,
-        key_bytes: u32::try_from(facts.bounds.key.len()).expect("keys are below 4 GiB"),
+        key_bytes: length(&facts.bounds.key),
         index: facts.applied.index,
         term: facts.applied.term,
         leader: facts.applied.leader,
         keys_hash: facts.hash.keys,
         records_hash: facts.hash.records,
+        outside_hash: facts.outside.unwrap_or_default(),
+        end_bytes: length(&facts.bounds.end),
+        splits: u32::try_from(facts.splits.len()).expect("each is an entry of the log"),
+        is_outside_known: u8::from(facts.outside.is_some()),
+        is_shedding: u8::from(facts.shedding),
     };
-    [
-        &state.encode(),
-        facts.bounds.key.as_ref(),
-        facts.bounds.end.as_ref(),
-    ]
-    .concat()
-    .into()
+    let mut record = state.encode().to_vec();
+    put_keys(&mut record, &facts.bounds);
+    for split in &facts.splits {
+        let head = SplitHead {
+            floor: split.floor.0,
+            revision: split.revision.0,
+            last: split.last.0,
+            key_bytes: length(&split.keys.key),
+            end_bytes: length(&split.keys.end),
+        };
+        record.extend_from_slice(&head.encode());
+        put_keys(&mut record, &split.keys);
+    }
+    record.into()
+}
+
+fn length(key: &Bytes) -> u32 {
+    u32::try_from(key.len()).expect("keys are below 4 GiB")
+}
+
+fn put_keys(out: &mut Vec<u8>, keys: &KeyRange) {
+    out.extend_from_slice(&keys.key);
+    out.extend_from_slice(&keys.end);
+}
+
+fn take_keys(from: &mut &[u8], key_bytes: u32, end_bytes: u32) -> Option<KeyRange> {
+    let (key, rest) = from.split_at_checked(key_bytes as usize)?;
+    let (end, rest) = rest.split_at_checked(end_bytes as usize)?;
+    *from = rest;
+    Some(KeyRange::new(key.to_vec(), end.to_vec()))
+}
+
+fn take_split(from: &mut &[u8]) -> Option<Split> {
+    let head = SplitHead::decode(from)?;
+    *from = &from[SplitHead::BYTES..];
+    Some(Split {
+        keys: take_keys(from, head.key_bytes, head.end_bytes)?,
+        floor: Revision(head.floor),
+        revision: Revision(head.revision),
+        last: Revision(head.last),
+    })
 }
 
 /// The facts in such a record, if it is one.
 pub(crate) fn decode_facts(record: &[u8]) -> Option<Facts> {
     let state = State::decode(record)?;
-    let (key, end) = record[State::BYTES..].split_at_checked(state.key_bytes as usize)?;
+    let mut rest = &record[State::BYTES..];
+    let bounds = take_keys(&mut rest, state.key_bytes, state.end_bytes)?;
+    let splits = (0..state.splits).map(|_| take_split(&mut rest));
+    let splits = splits.collect::<Option<_>>()?;
     Some(Facts {
         revision: Revision(state.revision),
         last: Revision(state.last),
@@ -213,11 +294,14 @@ pub(crate) fn decode_facts(record: &[u8]) -> Option<Facts> {
             term: state.term,
             leader: state.leader,
         },
-        bounds: KeyRange::new(key.to_vec(), end.to_vec()),
+        bounds,
         hash: ContentHash {
             keys: state.keys_hash,
             records: state.records_hash,
         },
+        outside: (state.is_outside_known != 0).then_some(state.outside_hash),
+        splits,
+        shedding: state.is_shedding != 0,
     })
 }
 

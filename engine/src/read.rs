@@ -4,7 +4,7 @@
 //! short stretches, between which writers get in, and finds its place again
 //! by key; what it may still need is not swept away meanwhile.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Deref};
 
 use bytes::Bytes;
 
@@ -138,7 +138,7 @@ impl Store {
         self.counts.lock().set(at, key, end.clone(), count);
     }
 
-    /// Visits the keys that hang on a lease now, in order.
+    /// Visits the keys inside the bounds that hang on a lease now, in order.
     pub fn lease_keys(&self, lease: i64, visit: &mut dyn FnMut(&[u8])) -> Result<(), EngineError> {
         let tables = self.tables.read();
         let prefix = lease_key(lease, &[]);
@@ -147,26 +147,40 @@ impl Store {
         while cursor.key_into(&mut key)
             && let Some(key) = key.strip_prefix(&prefix[..])
         {
-            visit(key);
+            if tables.facts.bounds.contains(key) {
+                visit(key);
+            }
             cursor.next()?;
         }
         Ok(())
     }
 
     /// Keeps what can be read at a revision from being swept away.
-    pub(crate) fn pin_read(&self, at: Revision) -> ReadPin<'_> {
-        *self.reads.lock().entry(at).or_default() += 1;
-        ReadPin { store: self, at }
+    pub(crate) fn pin_read(&self, at: Revision) -> ReadPin<&Self> {
+        ReadPin::new(self, at)
     }
 }
 
 /// An unfinished read.
-pub(crate) struct ReadPin<'s> {
-    store: &'s Store,
+pub(crate) struct ReadPin<S: Deref<Target = Store>> {
+    pub(crate) store: S,
     at: Revision,
 }
 
-impl Drop for ReadPin<'_> {
+impl<S: Deref<Target = Store>> ReadPin<S> {
+    fn new(store: S, at: Revision) -> Self {
+        *store.reads.lock().entry(at).or_default() += 1;
+        Self { store, at }
+    }
+
+    /// Keeps everything where it is that these tables of the store hold now:
+    /// nothing is swept or shed.
+    pub(crate) fn of_all(store: S, tables: &Tables) -> Self {
+        Self::new(store, tables.facts.sweep.revision.previous())
+    }
+}
+
+impl<S: Deref<Target = Store>> Drop for ReadPin<S> {
     fn drop(&mut self) {
         let mut reads = self.store.reads.lock();
         if let Some(count) = reads.get_mut(&self.at) {

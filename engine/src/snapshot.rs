@@ -11,7 +11,7 @@ use pontoon_wal::disk::{Disk, MappedFile};
 
 use crate::error::EngineError;
 use crate::format::{META_PAGES, PAGE_BYTES, PageHeader, checksum};
-use crate::open::{View, unfinished_name};
+use crate::open::{View, clear_unfinished, give_name, unfinished_name};
 use crate::pages::check_run;
 use crate::position::Applied;
 use crate::space::{Chunk, is_marked};
@@ -137,20 +137,13 @@ pub struct Install {
 impl Install {
     /// Begins a copy that will be at `path`, in place of what is there.
     pub fn begin(disk: &dyn Disk, path: &Path) -> Result<Self, EngineError> {
+        clear_unfinished(disk, path)?;
         let unfinished = unfinished_name(path);
-        let fail = |error| EngineError::Disk {
-            file: unfinished.clone(),
+        let file = disk.create_mapped(&unfinished);
+        let file = file.map_err(|error| EngineError::Disk {
+            file: unfinished,
             error,
-        };
-        let dir = path.parent().unwrap_or(Path::new(""));
-        let names = disk.list(dir).map_err(fail)?;
-        if names
-            .iter()
-            .any(|name| Some(name.as_ref()) == unfinished.file_name())
-        {
-            disk.remove(&unfinished).map_err(fail)?;
-        }
-        let file = disk.create_mapped(&unfinished).map_err(fail)?;
+        })?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -203,10 +196,7 @@ impl Install {
         let view = View::new(&self.path, &*self.file)?;
         view.map(&view.meta(*page)?)?;
         drop(view);
-        disk.rename(&unfinished_name(&self.path), &self.path)
-            .map_err(fail)?;
-        disk.sync_dir(self.path.parent().unwrap_or(Path::new("")))
-            .map_err(fail)
+        give_name(disk, &self.path)
     }
 
     fn damaged(&self, page: u64, reason: &str) -> EngineError {

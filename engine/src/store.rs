@@ -5,8 +5,8 @@
 //!   sweeping what was compacted. So a checkpoint has whole entries.
 //! - Readers share `tables` for short stretches and see, at a revision, what
 //!   never changes; a writer takes it for one change at a time.
-//! - Locks are taken in this order: `checkpointing`, `writer`, `tables`, then
-//!   one of `durable`, `reads`, `recent`, `counts`.
+//! - Locks are taken in this order: `checkpointing`, `tally`, `writer`,
+//!   `tables`, then one of `durable`, `reads`, `recent`, `counts`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,7 +26,9 @@ use crate::keys::KeyRange;
 use crate::node::{Child, Item};
 use crate::pages::Pages;
 use crate::position::{Applied, Change, Revision};
+use crate::split::Split;
 use crate::tables::{Table, record_key};
+use crate::tally::{Next, Tally};
 use crate::tree;
 
 /// What can be chosen about a store.
@@ -77,6 +79,8 @@ pub struct Store {
     pub(crate) reads: Mutex<BTreeMap<Revision, usize>>,
     pub(crate) recent: Mutex<Recent>,
     pub(crate) counts: Mutex<Counts>,
+    /// The count of what lies outside the bounds, while it is under way.
+    pub(crate) tally: Mutex<Option<Tally>>,
     /// Generation of the last checkpoint on disk.
     pub(crate) durable: Mutex<Durable>,
     /// What the last checkpoint on disk has applied, for those who wait for one.
@@ -107,6 +111,10 @@ pub(crate) struct Tables {
     pub(crate) staged: BTreeMap<Revision, Staged>,
     /// How often a transaction was committed below newer revisions.
     pub(crate) late: u64,
+    /// What the sweep was last after.
+    pub(crate) sweep_target: Option<Revision>,
+    /// Where shedding goes on.
+    pub(crate) shed: Next,
 }
 
 /// What is known of the tables as a whole.
@@ -128,6 +136,12 @@ pub struct Facts {
     pub bounds: KeyRange,
     /// Sums of hashes of all that the tables hold.
     pub hash: ContentHash,
+    /// Of these, the sum of what lies outside the bounds, if it is known.
+    pub outside: Option<u64>,
+    /// Keys outside the bounds of which other stores may still be made.
+    pub splits: Vec<Split>,
+    /// Whether all else outside the bounds is being removed.
+    pub shedding: bool,
 }
 
 impl Default for Facts {
@@ -141,6 +155,9 @@ impl Default for Facts {
             applied: Applied::default(),
             bounds: KeyRange::all(),
             hash: ContentHash::default(),
+            outside: Some(0),
+            splits: Vec::new(),
+            shedding: false,
         }
     }
 }
@@ -260,6 +277,17 @@ impl Store {
     /// The keys that this store is responsible for.
     pub fn bounds(&self) -> KeyRange {
         self.tables.read().facts.bounds.clone()
+    }
+
+    /// Keys that were split off and not shed yet: of each, a store of its own
+    /// can be made.
+    pub fn splits(&self) -> Vec<Split> {
+        self.tables.read().facts.splits.clone()
+    }
+
+    /// Whether what lies outside the bounds is still being removed.
+    pub fn is_shedding(&self) -> bool {
+        self.tables.read().facts.shedding
     }
 
     /// Revisions of undecided transactions, lowest first.

@@ -5,6 +5,8 @@
 //! superseded, which only reads below it could see; a change below the floor
 //! goes altogether. So for every key the newest version at the floor stays,
 //! and so do the changes exactly at the floor, for a watch that starts there.
+//! Of keys that were split off, the floor of the split counts; the sweep goes
+//! past what it leaves of them.
 
 use crate::error::{EngineError, Reject};
 use crate::node::Item;
@@ -33,10 +35,16 @@ impl Store {
     /// is more to do now.
     pub fn compact_step(&self, changes_max: usize) -> Result<bool, EngineError> {
         self.running()?;
+        if self.tally_step()? {
+            return Ok(true);
+        }
         let mut left = changes_max;
         loop {
             let writer = self.writer.lock();
             let mut tables = self.tables.write();
+            if tables.facts.outside.is_none() {
+                return Ok(true);
+            }
             // Unfinished reads still need what they see.
             let needed = self.reads.lock().keys().next().copied();
             let floor = tables.facts.floor;
@@ -59,7 +67,13 @@ impl Tables {
     /// Sweeps the next change towards `target`, or notes that there is none.
     fn sweep_one(&mut self, target: Revision) -> Result<(), EngineError> {
         let (mut raw, mut start, mut history) = (Vec::new(), Vec::new(), Vec::new());
-        let cursor = self.seek(Table::Changes, &change_key(self.sweep_from(target)))?;
+        // Changes that stay are passed over, but once for each target.
+        let from = match self.sweep_target == Some(target) {
+            true => self.facts.sweep,
+            false => self.sweep_from(target),
+        };
+        self.sweep_target = Some(target);
+        let cursor = self.seek(Table::Changes, &change_key(from))?;
         let change = match cursor.key_into(&mut raw) {
             true => Some(change_at(self, &raw)?),
             false => None,
@@ -76,6 +90,14 @@ impl Tables {
         };
         let record = self.change_record(&raw, cursor.item().expect("there is a key"))?;
         let (kind, key) = (record.kind, record.key);
+        let split = self.facts.split_of(key);
+        let target = split.map_or(target, |split| target.min(split.floor));
+        if change.revision > target {
+            drop(cursor);
+            self.facts.sweep = change.next();
+            return Ok(());
+        }
+        let is_outside = !self.facts.bounds.contains(key);
         let has_before = record.before.is_some();
         let mut gone = record.before.map_or(0, |before| before.hash(key));
         if kind == Kind::Delete && change.revision < target {
@@ -92,12 +114,12 @@ impl Tables {
         if has_before {
             self.remove(Table::History, &history)?;
         }
-        self.facts.hash.keys = self.facts.hash.keys.wrapping_sub(gone);
+        self.uncount(is_outside, gone);
         self.facts.sweep = change.next();
         Ok(())
     }
 
-    /// The change to sweep next. Below the target, those that were swept are
+    /// The change where a sweep with this target begins. Below it, those that were swept are
     /// gone; what is left of a revision that was the target once is swept again.
     pub(crate) fn sweep_from(&self, target: Revision) -> Change {
         match self.facts.sweep {

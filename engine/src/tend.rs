@@ -1,4 +1,4 @@
-//! What a store does in the background: checkpoints, sweeps, scrubs.
+//! What a store does in the background: checkpoints, sweeps, shedding, scrubs.
 //!
 //! Kept true: every piece of it is short, and others get in between.
 
@@ -27,6 +27,8 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 /// no write rate leaves it behind for good.
 const SWEEP_CHANGES_MIN: u64 = 32;
 const SWEEP_CHANGES_SHARE: u64 = 1 << 16;
+/// Records shed in one go.
+const SHED_RECORDS: usize = 64;
 
 impl Store {
     /// Works until the store is closed or fails. Run it on one thread or
@@ -43,6 +45,8 @@ impl Store {
                 }
                 checkpoint.finish(self)?;
             } else if self.compact_step(self.sweep_changes()?)? {
+                tokio::time::sleep(SWEEP_PAUSE).await;
+            } else if self.shed_step(SHED_RECORDS)? {
                 tokio::time::sleep(SWEEP_PAUSE).await;
             } else if timeout_at(scrub_at, self.wake.notified()).await.is_err() {
                 scrubbed = self.scrub(scrubbed).map_err(|error| self.stop(error))?;

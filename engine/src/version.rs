@@ -150,6 +150,15 @@ impl<'a> ChangeRecord<'a> {
         out.extend_from_slice(key);
     }
 
+    /// What it adds to the content hash, if it is this change.
+    pub(crate) fn hash(&self, change: Change) -> u64 {
+        let before = self.before.map_or(0, |before| before.hash(self.key));
+        match self.kind {
+            Kind::Delete => before.wrapping_add(tombstone_hash(self.key, change)),
+            Kind::Create | Kind::Update => before,
+        }
+    }
+
     pub(crate) fn decode(item: Item<'a>) -> Option<Self> {
         let (kind, mut rest) = item.payload.split_first()?;
         let key = number(&mut rest)?;

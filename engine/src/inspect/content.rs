@@ -47,6 +47,7 @@ pub(super) fn check(
         findings,
         facts: &facts,
         keys_hash: 0,
+        outside_hash: 0,
     };
     content.state();
     content.changes();
@@ -64,6 +65,8 @@ struct Checker<'a> {
     findings: &'a mut Findings,
     facts: &'a Facts,
     keys_hash: u64,
+    /// Of these, what lies outside the bounds.
+    outside_hash: u64,
 }
 
 /// A change that superseded a version, as the next one of its key needs it.
@@ -112,18 +115,48 @@ impl<'a> Checker<'a> {
             );
             self.find(page, Table::Records, what);
         }
+        for split in &facts.splits {
+            let in_order = split.floor <= facts.floor
+                && split.revision <= facts.revision
+                && split.revision <= split.last
+                && split.last <= facts.last;
+            if !in_order || facts.bounds.contains(&split.keys.key) {
+                let what = format!(
+                    "{} was split off in a way that makes no sense",
+                    shown(&split.keys.key)
+                );
+                self.find(page, Table::Records, what);
+            }
+        }
     }
 
     /// Whether the sweep has passed a change. It keeps those at its target,
     /// but not what they superseded.
-    fn is_swept(&self, change: Change) -> bool {
-        change < self.facts.sweep || change.revision <= self.facts.swept
+    fn is_swept(&self, key: &[u8], change: Change) -> bool {
+        let (sweep, swept) = self.facts.sweep_of(key);
+        change < sweep || change.revision <= swept
     }
 
     /// Whether it may have: what is left of a revision that was the target
     /// once is swept again, when the target is a higher one.
-    fn may_be_swept(&self, change: Change) -> bool {
-        self.is_swept(change) || change.revision == self.facts.sweep.revision
+    fn may_be_swept(&self, key: &[u8], change: Change) -> bool {
+        let (sweep, _) = self.facts.sweep_of(key);
+        self.is_swept(key, change) || change.revision == sweep.revision
+    }
+
+    fn count(&mut self, key: &[u8], hash: u64) {
+        self.keys_hash = self.keys_hash.wrapping_add(hash);
+        if !self.facts.bounds.contains(key) {
+            self.outside_hash = self.outside_hash.wrapping_add(hash);
+        }
+    }
+
+    /// Whether the store may hold something of a key.
+    fn place(&mut self, page: u64, table: Table, key: &[u8]) {
+        let facts = self.facts;
+        if !facts.shedding && !facts.kept().iter().any(|keys| keys.contains(key)) {
+            self.find_about(page, table, key, "is none of the store's keys");
+        }
     }
 
     /// Each change, with the version before it and the one that it made.
@@ -137,6 +170,11 @@ impl<'a> Checker<'a> {
             };
             let key = record.key;
             let at = told(change);
+            self.place(page, table, key);
+            if self.facts.is_shed(key) {
+                self.count(key, record.hash(change));
+                continue;
+            }
             if item.run.is_some() && record.before.is_none() {
                 self.find_about(
                     page,
@@ -145,7 +183,7 @@ impl<'a> Checker<'a> {
                     format!("has a value without a version at {at}"),
                 );
             }
-            if change.revision < self.facts.sweep.revision {
+            if change.revision < self.facts.sweep_of(key).0.revision {
                 self.find_about(
                     page,
                     table,
@@ -164,13 +202,11 @@ impl<'a> Checker<'a> {
             }
             match &record.before {
                 Some(before) => self.before(page, key, change, record.kind, before, item),
-                None if record.kind == Kind::Create || self.may_be_swept(change) => {}
+                None if record.kind == Kind::Create || self.may_be_swept(key, change) => {}
                 None => self.find_about(page, table, key, format!("lacks the version before {at}")),
             }
             match record.kind {
-                Kind::Delete => {
-                    self.keys_hash = self.keys_hash.wrapping_add(tombstone_hash(key, change));
-                }
+                Kind::Delete => self.count(key, tombstone_hash(key, change)),
                 Kind::Create | Kind::Update => self.made(page, key, change, record.kind),
             }
         }
@@ -197,7 +233,7 @@ impl<'a> Checker<'a> {
                 format!("was there before it was created at {at}"),
             );
         }
-        if self.is_swept(change) {
+        if self.is_swept(key, change) {
             self.find_about(
                 page,
                 table,
@@ -242,7 +278,7 @@ impl<'a> Checker<'a> {
                 self.find_about(page, table, key, what);
             }
             // The next change of the key may be swept, and this one be left.
-            None if !whole || self.may_be_swept(change) => {}
+            None if !whole || self.may_be_swept(key, change) => {}
             None => {
                 let what = format!("has a change at {} without a version", told(change));
                 self.find_about(page, table, key, what);
@@ -274,7 +310,7 @@ impl<'a> Checker<'a> {
         version: &Version<'_>,
         item: Item<'_>,
     ) {
-        self.keys_hash = self.keys_hash.wrapping_add(version.hash(key));
+        self.count(key, version.hash(key));
         if key.is_empty() {
             self.find(page, table, "an empty key");
         }
@@ -344,6 +380,14 @@ impl<'a> Checker<'a> {
             );
             self.findings.add(None, None, what);
         }
+        let said = self.facts.outside.unwrap_or(self.outside_hash);
+        if whole && self.outside_hash != said {
+            let what = format!(
+                "the hash of all versions outside the bounds is {:016x}, the store's state says {said:016x}",
+                self.outside_hash
+            );
+            self.findings.add(None, None, what);
+        }
     }
 
     /// An entry of `history`; `last` is the one before it.
@@ -357,6 +401,10 @@ impl<'a> Checker<'a> {
         };
         if !item.payload.is_empty() || item.run.is_some() {
             self.find_about(page, table, &key, "has an entry that makes no sense");
+        }
+        if self.facts.is_shed(&key) {
+            self.end_of_key(last);
+            return None;
         }
         let found = self.get(Table::Changes, &change_key(change));
         let record = found
@@ -389,9 +437,14 @@ impl<'a> Checker<'a> {
             return None;
         };
         self.version(page, table, &key, &version, item);
+        self.place(page, table, &key);
+        if self.facts.is_shed(&key) {
+            self.end_of_key(last);
+            return None;
+        }
         let head = version.head;
         self.succession(page, table, &key, &head, last);
-        if head.change >= self.facts.sweep && self.is_whole(Table::Changes) {
+        if head.change >= self.facts.sweep_of(&key).0 && self.is_whole(Table::Changes) {
             let found = self.get(Table::Changes, &change_key(head.change));
             let record = found
                 .as_ref()
@@ -429,7 +482,7 @@ impl<'a> Checker<'a> {
             // What was before the first version that is left was swept away.
             None => {
                 head.version == 1
-                    || self.may_be_swept(head.change)
+                    || self.may_be_swept(key, head.change)
                     || !self.is_whole(Table::History)
             }
             Some(last) if last.kind == Kind::Delete => {

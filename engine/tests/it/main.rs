@@ -23,5 +23,7 @@ mod script;
 #[cfg(not(feature = "shuttle"))]
 mod snapshots;
 #[cfg(not(feature = "shuttle"))]
+mod splits;
+#[cfg(not(feature = "shuttle"))]
 mod staged;
 mod together;

@@ -195,7 +195,11 @@ pub(crate) struct Everything {
 }
 
 pub(crate) fn everything(store: &Store) -> Result<Everything, EngineError> {
-    let all = KeyRange::all();
+    everything_inside(store, KeyRange::all())
+}
+
+/// The same of some keys only.
+pub(crate) fn everything_inside(store: &Store, all: KeyRange) -> Result<Everything, EngineError> {
     let undecided = store.undecided();
     // Below what is undecided everything can be read.
     let newest = undecided

@@ -45,6 +45,7 @@ wire!(enum Step {
     5 => Compact { floor },
     6 => Record { name, content },
     7 => Bounds { keys },
+    8 => Shed,
 });
 
 /// How deep transactions may lie in each other: bytes of a peer must not use

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use pontoon_engine::Split;
 use pontoon_engine::inspect::{self, Content, Facts, PageBody, Severity, TABLES};
 use serde::Serialize;
 
@@ -46,6 +47,20 @@ pub(super) struct State {
     pub(super) end_key: String,
     pub(super) keys_hash: String,
     pub(super) records_hash: String,
+    /// Of the keys' hash, what lies outside the bounds, if it is known.
+    pub(super) outside_hash: Option<String>,
+    pub(super) splits: Vec<SplitOff>,
+    pub(super) shedding: bool,
+}
+
+/// Keys that were split off.
+#[derive(Serialize)]
+pub(super) struct SplitOff {
+    pub(super) first_key: String,
+    pub(super) end_key: String,
+    pub(super) floor: i64,
+    pub(super) revision: i64,
+    pub(super) last: i64,
 }
 
 /// A finding.
@@ -222,6 +237,21 @@ impl State {
             end_key: escape(&facts.bounds.end),
             keys_hash: format!("{:016x}", facts.hash.keys),
             records_hash: format!("{:016x}", facts.hash.records),
+            outside_hash: facts.outside.map(|sum| format!("{sum:016x}")),
+            splits: facts.splits.iter().map(SplitOff::of).collect(),
+            shedding: facts.shedding,
+        }
+    }
+}
+
+impl SplitOff {
+    fn of(split: &Split) -> Self {
+        Self {
+            first_key: escape(&split.keys.key),
+            end_key: escape(&split.keys.end),
+            floor: split.floor.0,
+            revision: split.revision.0,
+            last: split.last.0,
         }
     }
 }

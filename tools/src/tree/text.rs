@@ -106,7 +106,18 @@ fn facts(out: &mut dyn Write, state: &State) -> io::Result<()> {
         out,
         "hash         {} of keys, {} of records",
         state.keys_hash, state.records_hash
-    )
+    )?;
+    for split in &state.splits {
+        writeln!(
+            out,
+            "split off    \"{}\" to \"{}\" (floor {}, revision {}, last {})",
+            split.first_key, split.end_key, split.floor, split.revision, split.last
+        )?;
+    }
+    if state.shedding {
+        writeln!(out, "shedding     what lies outside the bounds")?;
+    }
+    Ok(())
 }
 
 /// Nodes of each level, leaves first.
