@@ -8,10 +8,12 @@ use pontoon_engine::{EngineError, Revision, Step, Store};
 use crate::codec::Wire;
 use crate::map::RangeMap;
 use crate::position::LogIndex;
+use crate::split::Splits;
 
 /// Names of the root group's records.
 const MAP: &[u8] = b"cluster/map";
 const CEILING: &[u8] = b"cluster/ceiling";
+const SPLITS: &[u8] = b"cluster/splits";
 
 /// What is known of the cluster.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +22,7 @@ pub(crate) struct Cluster {
     pub(crate) map: Option<Arc<RangeMap>>,
     /// Revisions up to here may be granted; `None` with one group.
     pub(crate) ceiling: Option<Revision>,
+    pub(crate) splits: Splits,
     /// What is below it is compacted, or about to be.
     pub(crate) floor: Revision,
     /// The entry that last changed what requests are evaluated on, or a later one.
@@ -34,7 +37,7 @@ impl Cluster {
             changed: LogIndex(store.applied().index),
             ..Self::default()
         };
-        for name in [MAP, CEILING] {
+        for name in [MAP, CEILING, SPLITS] {
             if let Some(content) = store.record(name)? {
                 cluster.record(name, content);
             }
@@ -74,6 +77,10 @@ impl Cluster {
                 None => tracing::error!("the range map in the root group makes no sense"),
             },
             CEILING => self.ceiling = self.ceiling.max(Wire::decode(content)),
+            SPLITS => match Splits::decode(content) {
+                Some(splits) => self.splits = splits,
+                None => tracing::error!("the splits in the root group make no sense"),
+            },
             _ => return false,
         }
         true
@@ -88,6 +95,11 @@ pub(crate) fn map_step(map: &RangeMap) -> Step {
 /// Raises the ceiling.
 pub(crate) fn ceiling_step(ceiling: Revision) -> Step {
     set(CEILING, ceiling.encode())
+}
+
+/// Notes the splits that are under way.
+pub(crate) fn splits_step(splits: &Splits) -> Step {
+    set(SPLITS, splits.encode())
 }
 
 fn set(name: &'static [u8], content: Bytes) -> Step {

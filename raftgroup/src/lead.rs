@@ -34,6 +34,7 @@ use crate::raft::Leadership;
 use crate::replica::{Job, Note, Replica};
 use crate::runtime::watched as watch;
 use crate::sequence::Sequencing;
+use crate::split::{SplitRecord, Splitting};
 use crate::txn::TxnId;
 
 mod evaluate;
@@ -43,6 +44,7 @@ mod leases;
 mod propose;
 mod reads;
 mod session;
+mod split;
 mod txn;
 
 pub(crate) use evaluate::is_read_only;
@@ -51,6 +53,7 @@ use leases::Lessor;
 pub(crate) use propose::propose_and_wait;
 use reads::Waiting;
 use session::Session;
+use split::SplitsHere;
 use txn::{Decision, Granted, Txns};
 
 /// Jobs that are evaluated in one go.
@@ -74,16 +77,29 @@ pub(crate) async fn serve(
     // The last term in which this node led and lost track.
     let mut spent = Term(0);
     let me = node.me;
+    // It goes on when its group is split, until the term is over.
+    let mut sequencer: Option<(Term, AtDesk)> = None;
     loop {
         let now = *leadership.borrow_and_update();
+        let leads = now.ready && now.leader == Some(me) && now.term > spent;
+        if let Some((_, (_, sequencing))) =
+            sequencer.take_if(|(term, _)| !leads || *term != now.term)
+        {
+            sequencing.end();
+        }
         let declined = |now: Leadership| match now.leader {
             // It leads, but not yet in order.
             Some(leader) if leader == me && now.term > spent => Declined::Again,
             leader => Declined::NotLeader(leader.filter(|leader| *leader != me)),
         };
-        if now.ready && now.leader == Some(node.me) && now.term > spent {
-            match Lead::begin(&node, &replica, now.term).await {
+        if leads {
+            let goes_on = sequencer.clone().map(|(_, at_desk)| at_desk);
+            match Lead::begin(&node, &replica, now.term, goes_on).await {
                 Some(mut lead) => {
+                    if let Source::Ledger(ledger, sequencing) = &lead.source {
+                        let at_desk = (Arc::clone(ledger), sequencing.clone());
+                        sequencer = Some((now.term, at_desk));
+                    }
                     spent = lead.run(&mut jobs, &mut notes, &mut leadership).await;
                 }
                 // What it proposed first was not taken; does it still lead?
@@ -107,6 +123,9 @@ pub(crate) async fn serve(
         }
     }
 }
+
+/// The sequencer, and its books.
+type AtDesk = (Arc<Mutex<Ledger>>, Sequencing);
 
 /// Where revisions come from.
 enum Source {
@@ -167,6 +186,12 @@ enum Freight {
     Reach,
     Decisions(Vec<Decision>),
     Leases,
+    /// The group becomes smaller.
+    Split(Splitting),
+    /// What it was split off may go.
+    Shed,
+    /// Something about splits, in the root group.
+    Noted,
 }
 
 impl Flight {
@@ -249,6 +274,7 @@ struct Lead<'a> {
     latches: Latches,
     txns: Txns,
     lessor: Lessor,
+    splits: SplitsHere,
     /// What was granted, while there are answers that name its tickets.
     grants: Vec<(Ticket, usize, Revision)>,
     /// A flight had no effect: nothing new until all have ended, and not at
@@ -264,8 +290,14 @@ struct Lead<'a> {
 }
 
 impl<'a> Lead<'a> {
-    /// Takes up the lead; `None` if it was lost before anything was done.
-    async fn begin(node: &'a Arc<Inner>, replica: &'a Arc<Replica>, term: Term) -> Option<Self> {
+    /// Takes up the lead; `None` if it was lost before anything was done. A
+    /// sequencer of the same term goes on.
+    async fn begin(
+        node: &'a Arc<Inner>,
+        replica: &'a Arc<Replica>,
+        term: Term,
+        sequencer: Option<AtDesk>,
+    ) -> Option<Self> {
         let (events, happened) = mpsc::unbounded_channel();
         let cluster = node.cluster.borrow().clone();
         let map = match cluster.map {
@@ -285,6 +317,15 @@ impl<'a> Lead<'a> {
             None => return None,
         };
         let store = replica.group.store();
+        let records = SplitRecord::all(&store);
+        for record in &records {
+            if map.keys_of(record.child).is_none() {
+                // The log has a split that the map hasn't: that comes first.
+                let mapped = node.map_split(replica.id, record.child);
+                let _ = tokio::time::timeout(node.timing.call, mapped).await;
+                return None;
+            }
+        }
         let keys = map.keys_of(replica.id)?;
         if store.bounds() != keys {
             propose_and_wait(replica, term, vec![Step::Bounds { keys }]).await?;
@@ -293,7 +334,8 @@ impl<'a> Lead<'a> {
         let source = if map.is_one_group() {
             Source::Own
         } else if replica.id.is_root() {
-            let (ledger, sequencing) = Sequencing::begin(node, replica, term);
+            let (ledger, sequencing) =
+                sequencer.unwrap_or_else(|| Sequencing::begin(node, replica, term));
             Source::Ledger(ledger, sequencing)
         } else {
             Source::Sequencer(Session::default())
@@ -319,6 +361,7 @@ impl<'a> Lead<'a> {
             latches: Latches::default(),
             txns: Txns::default(),
             lessor: Lessor::default(),
+            splits: SplitsHere::of(&records),
             grants: Vec::new(),
             draining: false,
             resting: false,
@@ -357,7 +400,7 @@ impl<'a> Lead<'a> {
             if self.leaving && self.flights.is_empty() {
                 break;
             }
-            let floor_waits = self.floor_waits();
+            let floor_waits = self.floor_waits() || self.splits.waits_for_marks();
             let due = self.due();
             let mut event = None;
             tokio::select! {
@@ -412,6 +455,7 @@ impl<'a> Lead<'a> {
     /// Takes note of the map: one that changes this group's keys, or makes it
     /// one of many, is for a leader that begins anew.
     fn follow(&mut self, cluster: &Cluster) {
+        self.follow_splits(cluster);
         let Some(map) = &cluster.map else {
             return;
         };
@@ -419,6 +463,7 @@ impl<'a> Lead<'a> {
             return;
         }
         let id = self.replica.id;
+        // (A split's own entry makes the map, where the root group is split.)
         let same = map.keys_of(id) == self.map.keys_of(id)
             && map.is_one_group() == self.map.is_one_group();
         self.leaving |= !same;
@@ -437,6 +482,7 @@ impl<'a> Lead<'a> {
             Note::Barrier(barrier) => self.wait_for(barrier),
             Note::Job(job) => match &job.work {
                 Work::Lease(_) => self.lease_work(job),
+                Work::Split { .. } | Work::MapSplit { .. } => self.split_work(job),
                 _ => self.txn_work(job),
             },
             Note::TxnGrant { grant, reply } => {
@@ -447,6 +493,7 @@ impl<'a> Lead<'a> {
                 }
             }
             Note::RootTxn { ask, reply } => self.root_txn(ask, reply).await,
+            Note::Split(splitting) => self.freeze(splitting),
             Note::Found { txn, fate } => self.found(txn, fate),
             Note::Revoked { lease, revision } => self.revoked(lease, revision),
         }
@@ -454,7 +501,7 @@ impl<'a> Lead<'a> {
 
     /// When something is to be looked at again.
     fn due(&self) -> Option<Instant> {
-        let dues = [self.txns_due(), self.lessor.due()];
+        let dues = [self.txns_due(), self.lessor.due(), self.splits.due()];
         dues.into_iter().flatten().min()
     }
 
@@ -474,6 +521,7 @@ impl<'a> Lead<'a> {
         self.hold_latches();
         self.propose_decisions().await;
         self.propose_leases().await;
+        self.advance_splits(cluster).await;
         while !self.held.is_empty() && self.may_evaluate() {
             let held = self.held.len();
             self.evaluate().await;
@@ -494,7 +542,8 @@ impl<'a> Lead<'a> {
             Source::Own | Source::Ledger(..) => true,
             Source::Sequencer(session) => session.with.is_some(),
         };
-        let paused = self.draining || self.leaving || self.ticket > TICKET_MAX;
+        let frozen = self.splits.is_frozen();
+        let paused = self.draining || self.leaving || frozen || self.ticket > TICKET_MAX;
         // What comes while a question is on its way gathers for the next one.
         ready && !paused && self.asked.is_empty() && self.flights.len() < IN_FLIGHT_MAX
     }
@@ -522,6 +571,9 @@ impl<'a> Lead<'a> {
                     Freight::Floor => self.compacting = false,
                     Freight::Prepare(txn) => self.prepared(txn),
                     Freight::Decisions(decisions) => self.decided(decisions, true),
+                    Freight::Split(splitting) => self.split_landed(splitting, true),
+                    Freight::Shed => self.shed_landed(true),
+                    Freight::Noted => self.noted(),
                     Freight::Reach | Freight::Leases => {}
                 }
                 self.leases_landed(id);
@@ -535,8 +587,12 @@ impl<'a> Lead<'a> {
             Event::NoEffect { flight } => {
                 if let Some(flight) = self.landed(flight) {
                     self.leases_landed(flight.id);
-                    if let Freight::Decisions(decisions) = flight.freight {
-                        self.decided(decisions, false);
+                    match flight.freight {
+                        Freight::Decisions(decisions) => self.decided(decisions, false),
+                        Freight::Split(splitting) => self.split_landed(splitting, false),
+                        Freight::Shed => self.shed_landed(false),
+                        Freight::Noted => self.noted(),
+                        _ => {}
                     }
                 }
                 self.draining = true;
@@ -651,6 +707,7 @@ impl<'a> Lead<'a> {
             .chain(self.compactions.drain(..))
             .chain(waiting)
             .chain(self.lessor.end())
+            .chain(self.splits.end())
         {
             job.finish(Err(Declined::NotLeader(leader)));
         }
@@ -658,9 +715,6 @@ impl<'a> Lead<'a> {
             job.finish(Err(Declined::Unknown));
         }
         self.end_txns();
-        if let Source::Ledger(_, sequencing) = &self.source {
-            sequencing.end();
-        }
         self.replica.busy.store(true, Ordering::Relaxed);
     }
 }

@@ -18,14 +18,17 @@ mod marks;
 mod member;
 mod message;
 mod node;
+mod opening;
 mod position;
 mod raft;
 mod read;
 mod replica;
+mod rest;
 mod rounds;
 mod route;
 mod runtime;
 mod sequence;
+mod split;
 mod txn;
 mod watch;
 

@@ -11,6 +11,7 @@ use pontoon_engine::{KeyRange, Op, Put, Request, Txn};
 
 use crate::codec::wire;
 use crate::position::{GroupId, NodeId};
+use crate::split::Splitting;
 
 /// Which group has which keys, and which nodes have the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +31,12 @@ pub struct Placed {
     pub group: GroupId,
     /// The nodes that have the group.
     pub members: Vec<NodeId>,
+    /// The group that it was split off from, if it was.
+    pub parent: Option<GroupId>,
 }
 
 wire!(struct RangeMap { version, ranges });
-wire!(struct Placed { start, group, members });
+wire!(struct Placed { start, group, members, parent });
 
 impl RangeMap {
     /// The first map: cut at `splits`, every group on every node. The root
@@ -46,6 +49,7 @@ impl RangeMap {
             start,
             group: GroupId(group),
             members: members.iter().copied().collect(),
+            parent: None,
         });
         Self {
             version: 1,
@@ -63,6 +67,44 @@ impl RangeMap {
             && self.ranges.is_sorted_by(|a, b| a.start < b.start)
             && groups.len() == self.ranges.len()
             && groups.contains(&GroupId::ROOT)
+    }
+
+    /// The next map, in which a range is split; `None` if it can't be.
+    pub(crate) fn split(&self, splitting: &Splitting) -> Option<Self> {
+        let key = &splitting.key;
+        let at = self.place(key);
+        let parent = &self.ranges[at];
+        if parent.group != splitting.parent || parent.start == *key {
+            return None;
+        }
+        let mut next = self.clone();
+        let child = Placed {
+            start: key.clone(),
+            group: splitting.child,
+            members: parent.members.clone(),
+            parent: Some(parent.group),
+        };
+        next.version += 1;
+        next.ranges.insert(at + 1, child);
+        next.is_sound().then_some(next)
+    }
+
+    /// A number above those of all groups.
+    pub(crate) fn next_group(&self) -> u64 {
+        let groups = self.ranges.iter().map(|range| range.group.0);
+        groups.max().unwrap_or(0) + 1
+    }
+
+    /// The group whose first key this is.
+    pub(crate) fn group_that_begins_with(&self, key: &[u8]) -> Option<GroupId> {
+        let range = &self.ranges[self.place(key)];
+        (range.start == key).then_some(range.group)
+    }
+
+    /// Where a group is.
+    #[must_use]
+    pub fn placed(&self, group: GroupId) -> Option<&Placed> {
+        self.ranges.iter().find(|range| range.group == group)
     }
 
     /// Whether there is only the root group.

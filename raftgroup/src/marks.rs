@@ -100,6 +100,11 @@ impl Told {
         place.passed
     }
 
+    /// Whether the group was announced in this epoch.
+    pub(crate) fn knows(&self, group: GroupId) -> bool {
+        self.groups.contains_key(&group)
+    }
+
     /// How far the group is closed, wherever the replica here stands.
     pub(crate) fn closed(&self, group: GroupId) -> Revision {
         let place = self.places.get(&group);

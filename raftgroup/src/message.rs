@@ -39,6 +39,9 @@ pub(crate) enum Message {
     TxnAsk(TxnAsk),
     /// From the sequencer; answered with a [`Heard`].
     TxnGrant(TxnGrant),
+    /// From the leader of a range that is to be split: whether its upper half
+    /// is copied; answered with a [`Heard`].
+    SplitReady { child: GroupId },
 }
 
 wire!(enum Message {
@@ -52,6 +55,7 @@ wire!(enum Message {
     7 => Quiet { group, term, index },
     8 => TxnAsk(ask),
     9 => TxnGrant(grant),
+    10 => SplitReady { child },
 });
 
 /// Whether something was taken note of.
@@ -113,6 +117,10 @@ pub(crate) enum Work {
     Lease(LeaseWork),
     /// The keys that hang on a lease, at a point.
     LeaseKeys { lease: i64, at: Option<ReadPoint> },
+    /// Notes that a range is to be split; for the root group.
+    Split { key: Bytes },
+    /// The parent's log has the split; for the root group.
+    MapSplit { parent: GroupId, child: GroupId },
 }
 
 wire!(enum Work {
@@ -123,7 +131,20 @@ wire!(enum Work {
     4 => Look { request, at },
     5 => Lease(work),
     6 => LeaseKeys { lease, at },
+    7 => Split { key },
+    8 => MapSplit { parent, child },
 });
+
+impl Work {
+    /// Whether it must not wait for what is evaluated, nor depends on where
+    /// keys are.
+    pub(crate) fn is_aside(&self) -> bool {
+        matches!(
+            self,
+            Self::Txn { .. } | Self::Lease(_) | Self::Split { .. } | Self::MapSplit { .. }
+        )
+    }
+}
 
 /// What came of [`Work`].
 pub(crate) type Outcome = Result<Done, Declined>;
@@ -147,6 +168,7 @@ pub(crate) enum Answered {
     Changes,
     Lease(LeaseAnswered),
     Keys(Vec<Bytes>),
+    Group(GroupId),
 }
 
 wire!(enum Answered {
@@ -156,6 +178,7 @@ wire!(enum Answered {
     3 => Changes,
     4 => Lease(answered),
     5 => Keys(keys),
+    6 => Group(group),
 });
 
 /// Why work was not done.

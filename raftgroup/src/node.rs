@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -16,7 +15,6 @@ use parking_lot::{Mutex, RwLock};
 use pontoon_engine::{Answer, ContentHash, Range, RangeAnswer, Request, Revision, Step, Store};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::{Clock, Wal, WalError};
-use tokio::sync::mpsc;
 
 use crate::runtime::watched as watch;
 use tokio::time::Instant;
@@ -32,13 +30,14 @@ use crate::marks::Told;
 use crate::member::Member;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Begin, Group, GroupConfig, GroupFailure, Peers, Tenders, Timing};
+use crate::raft::{Begin, Tenders, Timing};
 use crate::read::ReadPoints;
-use crate::replica::{Follow, Note, Replica};
-use crate::rounds::Rounds;
+use crate::replica::{Note, Replica};
 use crate::runtime::Scope;
 use crate::sequence::Role;
+use crate::split::Copies;
 use crate::watch::{Watch, WatchStream, Watches};
+use crate::{opening, rest, split};
 
 /// How a node is kept.
 #[derive(Clone, Debug)]
@@ -51,6 +50,8 @@ pub struct Config {
     pub dir: PathBuf,
     /// The first members and where they are.
     pub members: BTreeMap<NodeId, String>,
+    /// Whether it joins a cluster that is there, which must have taken it in.
+    pub join: bool,
     /// Where a new cluster's keys are cut.
     pub splits: Vec<Bytes>,
     /// Heartbeats and elections.
@@ -91,6 +92,7 @@ impl Config {
             cluster,
             dir: dir.into(),
             members,
+            join: false,
             splits: Vec::new(),
             timing: Timing::default(),
             txn_ops_max: 128,
@@ -142,13 +144,14 @@ pub(crate) struct Inner {
     /// Per group.
     pub(crate) dirty_bytes_max: usize,
     pub(crate) wal: Wal,
-    disk: Arc<dyn Disk>,
-    tenders: Tenders,
-    link: Arc<Link>,
-    root: OnceLock<Arc<Replica>>,
-    replicas: RwLock<BTreeMap<GroupId, Arc<Replica>>>,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) tenders: Tenders,
+    pub(crate) link: Arc<Link>,
+    pub(crate) root: OnceLock<Arc<Replica>>,
+    pub(crate) replicas: RwLock<BTreeMap<GroupId, Arc<Replica>>>,
     pub(crate) cluster: watch::Sender<Cluster>,
     pub(crate) leases: Leases,
+    pub(crate) copies: Copies,
     /// Counts applied entries and marks.
     pub(crate) progress: watch::Sender<u64>,
     pub(crate) told: Mutex<Told>,
@@ -198,6 +201,7 @@ impl Node {
             replicas: RwLock::default(),
             cluster: watch::Sender::new(Cluster::default()),
             leases: Leases::default(),
+            copies: Copies::default(),
             progress: watch::Sender::new(0),
             told: Mutex::default(),
             sequencing: Role::default(),
@@ -206,7 +210,11 @@ impl Node {
             config,
         });
         let members: BTreeSet<_> = inner.config.members.keys().copied().collect();
-        let root = inner.open_replica(GroupId::ROOT, &members).await?;
+        let begin = match inner.config.join {
+            true => Begin::Empty,
+            false => Begin::Members(members),
+        };
+        let root = inner.open_replica(GroupId::ROOT, begin).await?;
         let leases = inner.leases.read(&root.group.store());
         let cluster = leases
             .and_then(|()| Cluster::read(&root.group.store()))
@@ -224,8 +232,9 @@ impl Node {
             .start(&inner.scope, handler)
             .map_err(NodeFailure::Network)?;
         inner.link.set_peers(&inner.config.members);
-        inner.scope.spawn(follow_map(Arc::clone(&inner)));
-        inner.scope.spawn(rest(Arc::clone(&inner)));
+        inner.scope.spawn(opening::follow_map(Arc::clone(&inner)));
+        inner.scope.spawn(split::tend(Arc::clone(&inner)));
+        inner.scope.spawn(rest::rest(Arc::clone(&inner)));
         Ok(Self(inner))
     }
 
@@ -302,8 +311,7 @@ impl Node {
 
     /// Cuts the range that has `key` in two, of which the second begins with it.
     pub async fn split(&self, key: Bytes, within: Duration) -> Result<GroupId, Failure> {
-        let _ = (key, within);
-        Err(Failure::NoLeader)
+        self.0.split(key, Instant::now() + within).await
     }
 
     /// Takes a member in, as a voter or as one who only listens.
@@ -437,7 +445,7 @@ impl Replica {
 }
 
 impl Inner {
-    fn this(&self) -> Option<Arc<Self>> {
+    pub(crate) fn this(&self) -> Option<Arc<Self>> {
         self.this.upgrade()
     }
 
@@ -461,6 +469,11 @@ impl Inner {
 
     pub(crate) fn replica(&self, group: GroupId) -> Option<Arc<Replica>> {
         self.replicas.read().get(&group).cloned()
+    }
+
+    /// Returns when what is known of the cluster changes; `false` if it won't.
+    pub(crate) async fn cluster_changed(&self) -> bool {
+        self.cluster.subscribe().changed().await.is_ok()
     }
 
     pub(crate) fn replicas(&self) -> Vec<Arc<Replica>> {
@@ -537,6 +550,10 @@ impl Inner {
         if group.is_root() {
             self.root_applied_entry(store, index, steps);
         }
+        // (A snapshot has no steps, and may have brought anything.)
+        if steps.is_empty() || steps.iter().any(split::is_about) {
+            self.copies.news.notify_one();
+        }
         self.progress.send_modify(|count| *count += 1);
     }
 
@@ -555,147 +572,6 @@ impl Inner {
         self.leases.follow(steps);
         self.cluster
             .send_if_modified(|cluster| cluster.follow(index, steps));
-    }
-
-    async fn open_replica(
-        self: &Arc<Self>,
-        group: GroupId,
-        members: &BTreeSet<NodeId>,
-    ) -> Result<Arc<Replica>, NodeFailure> {
-        let failed = |error: GroupFailure| NodeFailure::Group(group, error.to_string());
-        let groups = self.config.splits.len() + 1;
-        let config = GroupConfig {
-            node: self.me,
-            group,
-            begin: Begin::Members(members.clone()),
-            path: self.config.dir.join("trees").join(format!("{group}.tree")),
-            store: pontoon_engine::Config {
-                store: self.config.cluster.wrapping_add(u128::from(group.0)),
-                dirty_bytes_max: self.dirty_bytes_max / 2,
-                log_bytes_max: self.config.log_bytes_max,
-                recent_bytes_max: (self.config.recent_bytes_max / groups).max(1 << 20),
-            },
-            timing: self.config.timing,
-            log_entries_kept: self.config.log_entries_kept,
-            snapshot_window: 4,
-        };
-        let follow = Follow::new(group, Arc::downgrade(self));
-        let opened = Group::open(
-            config,
-            self.wal.clone(),
-            Arc::clone(&self.disk),
-            &self.tenders,
-            Arc::new(ToPeers(Arc::clone(&self.link))),
-            Arc::clone(&follow) as Arc<dyn crate::raft::Machine>,
-            &self.scope,
-        );
-        let group_handle = opened.await.map_err(failed)?;
-        let (jobs, queue) = mpsc::channel(self.config.queue_jobs_max);
-        let (notes, waiting) = mpsc::unbounded_channel();
-        let rounds = Rounds::new(Arc::clone(&group_handle), self.scope.clone());
-        let replica = Arc::new(Replica::new(
-            group,
-            group_handle,
-            rounds,
-            follow,
-            jobs,
-            notes,
-        ));
-        if group.is_root() {
-            let _ = self.root.set(Arc::clone(&replica));
-        }
-        self.replicas.write().insert(group, Arc::clone(&replica));
-        let serving = lead::serve(Arc::clone(self), Arc::clone(&replica), queue, waiting);
-        self.scope.spawn(serving);
-        Ok(replica)
-    }
-}
-
-/// Opens the replicas that the map places here.
-async fn follow_map(node: Arc<Inner>) {
-    let mut cluster = node.cluster.subscribe();
-    loop {
-        let map = cluster.borrow_and_update().map.clone();
-        if let Some(map) = map {
-            for (placed, _) in map.ranges() {
-                if node.replica(placed.group).is_some() || !placed.members.contains(&node.me) {
-                    continue;
-                }
-                let members = placed.members.iter().copied().collect();
-                if let Err(error) = node.open_replica(placed.group, &members).await {
-                    tracing::error!("{error}");
-                }
-            }
-        }
-        if cluster.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Lets the timers of groups rest in which nothing happens.
-async fn rest(node: Arc<Inner>) {
-    loop {
-        tokio::time::sleep(node.config.quiet_after).await;
-        let replicas: Vec<_> = node.replicas.read().values().cloned().collect();
-        for replica in replicas {
-            let busy = replica.busy.swap(false, Ordering::Relaxed);
-            let group = &replica.group;
-            if busy || group.is_quiet() {
-                continue;
-            }
-            let Some(index) = group.settled() else {
-                continue;
-            };
-            group.set_quiet(true);
-            let quiet = Message::Quiet {
-                group: replica.id,
-                term: group.leadership().borrow().term,
-                index,
-            };
-            for member in group.peers() {
-                // One that doesn't hear it will call for an election and be heard.
-                let _ = node.link.tell(member, quiet.encode());
-            }
-        }
-    }
-}
-
-/// Groups that are woken in one go.
-const WAKE_MAX: usize = 64;
-
-impl Inner {
-    /// Wakes the quiet groups that are concerned by what happened to a peer:
-    /// those that it leads, and those that this node leads.
-    fn wake_groups(self: &Arc<Self>, peer: NodeId) {
-        let node = Arc::clone(self);
-        self.scope.spawn(async move {
-            let replicas: Vec<_> = node.replicas.read().values().cloned().collect();
-            for some in replicas.chunks(WAKE_MAX) {
-                for replica in some.iter().filter(|replica| replica.group.is_quiet()) {
-                    let leader = replica.group.leadership().borrow().leader;
-                    if leader.is_none_or(|leader| leader == peer || leader == node.me) {
-                        replica.busy.store(true, Ordering::Relaxed);
-                        replica.group.set_quiet(false);
-                    }
-                }
-                tokio::task::yield_now().await;
-            }
-        });
-    }
-
-    fn rest_follower(&self, from: NodeId, group: GroupId, term: Term, index: LogIndex) {
-        let Some(replica) = self.replica(group) else {
-            return;
-        };
-        let leadership = *replica.group.leadership().borrow();
-        if leadership.term == term
-            && leadership.leader == Some(from)
-            && replica.applied() >= index
-            && self.link.is_alive(from)
-        {
-            replica.group.set_quiet(true);
-        }
     }
 }
 
@@ -761,6 +637,10 @@ impl Handler for Inner {
                     let _ = replica.notes.send(Note::TxnGrant { grant, reply });
                 }
             }
+            Message::SplitReady { child } => {
+                let heard: Heard = self.copies.is_ready(child);
+                reply.send(heard.encode());
+            }
             Message::Quiet { .. } => {}
         }
     }
@@ -774,25 +654,5 @@ impl Handler for Inner {
             replica.group.peer_lost(peer);
         }
         node.wake_groups(peer);
-    }
-}
-
-/// A group's way to its peers.
-struct ToPeers(Arc<Link>);
-
-impl Peers for ToPeers {
-    fn call(
-        &self,
-        to: NodeId,
-        group: GroupId,
-        message: Bytes,
-        within: Duration,
-    ) -> Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>> {
-        let message = Message::Raft {
-            group,
-            body: message,
-        };
-        let answer = self.0.call(to, message.encode(), within);
-        Box::pin(async move { answer.await.map_err(|error| error.to_string()) })
     }
 }

@@ -168,7 +168,7 @@ impl Inner {
                     Err(error) => Err(error),
                 }
             }
-            Work::Compact { .. } | Work::Txn { .. } | Work::Lease(_) => return None,
+            _ => return None,
         };
         Some(match found {
             Ok(answer) => Ok(Done {

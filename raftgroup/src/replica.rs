@@ -4,6 +4,8 @@
 //! no effect, on any replica, and its proposer hears so.
 
 use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -21,6 +23,7 @@ use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, Term};
 use crate::raft::{Group, Machine};
 use crate::rounds::Rounds;
+use crate::split::Splitting;
 use crate::txn::{Fate, TxnAsk, TxnGrant, TxnId};
 
 /// Work that waits for the leader.
@@ -71,6 +74,8 @@ pub(crate) enum Note {
         txn: TxnId,
         fate: Fate,
     },
+    /// A quorum has copied what is to be split off.
+    Split(Splitting),
     /// A lease was revoked, at a revision if keys hung on it.
     Revoked {
         lease: LeaseName,
@@ -110,7 +115,7 @@ impl Replica {
     /// Queues work, or says why not.
     pub(crate) fn enqueue(&self, job: Job) {
         self.busy.store(true, Ordering::Relaxed);
-        if matches!(job.work, Work::Txn { .. } | Work::Lease(_)) {
+        if job.work.is_aside() {
             if let Err(mpsc::error::SendError(Note::Job(job))) = self.notes.send(Note::Job(job)) {
                 job.finish(Err(Declined::NotLeader(None)));
             }
@@ -188,6 +193,15 @@ impl Machine for Follow {
         if let Some(node) = self.node.upgrade() {
             node.entry_applied(self.id, store, index, steps);
         }
+    }
+
+    fn before_install(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let (id, node) = (self.id, self.node.upgrade());
+        Box::pin(async move {
+            if let Some(node) = node {
+                node.copies.all_made(id).await;
+            }
+        })
     }
 
     fn before_compact(&self, store: &Arc<Store>, floor: Revision) {

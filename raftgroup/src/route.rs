@@ -222,8 +222,7 @@ impl Inner {
         let Some(replica) = self.replica(forward.group) else {
             return Err(Declined::NotLeader(None));
         };
-        let settles = matches!(forward.work, Work::Txn { .. } | Work::Lease(_));
-        if !settles && self.map_version() != Some(forward.map) {
+        if !forward.work.is_aside() && self.map_version() != Some(forward.map) {
             // One of the two knows an older map; both will know soon.
             return Err(Declined::Again);
         }

@@ -57,12 +57,14 @@ pub struct WatchStream {
 
 /// Where a watch stands.
 struct Place {
-    parts: Vec<(GroupId, KeyRange)>,
     prev_kv: bool,
     state: Mutex<State>,
 }
 
 struct State {
+    /// Where its keys are, and the version of the map that says so.
+    parts: Vec<(GroupId, KeyRange)>,
+    version: u64,
     /// All before this revision is delivered.
     next: Revision,
     /// It was given all there was, at some time since it fell behind.
@@ -78,14 +80,28 @@ struct State {
 pub(crate) struct Watches(Mutex<BTreeMap<GroupId, Vec<Weak<Place>>>>);
 
 impl Watches {
-    fn add(&self, place: &Arc<Place>) {
+    fn add(&self, place: &Arc<Place>, groups: impl Iterator<Item = GroupId>) {
         let mut watches = self.0.lock();
-        for (group, _) in &place.parts {
-            let places = watches.entry(*group).or_default();
+        for group in groups {
+            let places = watches.entry(group).or_default();
             if places.len().is_power_of_two() {
                 places.retain(|place| place.strong_count() > 0);
             }
             places.push(Arc::downgrade(place));
+        }
+    }
+
+    /// A part of a group's keys is in another group from now on.
+    pub(crate) fn split(&self, parent: GroupId, child: GroupId, keys: &KeyRange) {
+        let places: Vec<_> = {
+            let watches = self.0.lock();
+            let places = watches.get(&parent).into_iter().flatten();
+            places.filter_map(Weak::upgrade).collect()
+        };
+        for place in places {
+            if place.state.lock().split(parent, child, keys) {
+                self.add(&place, std::iter::once(child));
+            }
         }
     }
 
@@ -146,18 +162,61 @@ impl WatchStream {
                         continue;
                     }
                     Looked::Nothing => {}
+                    // Its keys are elsewhere now, or will be.
+                    Looked::Moved => {
+                        applied = None;
+                        if self.follow_map(&place) {
+                            continue;
+                        }
+                    }
                     Looked::Stopped => return None,
                 }
             }
             let waited = match &mut applied {
-                // A watch inside one group is given what is applied.
-                Some(applied) => applied.changed().await.is_ok(),
+                // A watch inside one group is given what is applied; but it
+                // may be split.
+                Some(applied) => tokio::select! {
+                    biased;
+                    changed = applied.changed() => changed.is_ok(),
+                    changed = self.node.cluster_changed() => changed,
+                },
                 None => progress.changed().await.is_ok(),
             };
             if !waited {
                 return None;
             }
         }
+    }
+
+    /// Looks for the keys where the map has them; `false` if that is no news.
+    fn follow_map(&self, place: &Arc<Place>) -> bool {
+        let map = self.node.cluster.borrow().map.clone();
+        let Some(map) = map else {
+            return false;
+        };
+        let mut state = place.state.lock();
+        if map.version <= state.version {
+            return false;
+        }
+        let parts = map.parts(&self.wanted.keys);
+        let before = std::mem::replace(&mut state.parts, parts.clone());
+        state.version = map.version;
+        // What was kept of a range over a compaction counts for both halves.
+        let mut new = Vec::new();
+        for (group, keys) in parts {
+            if before.iter().any(|(known, _)| *known == group) {
+                continue;
+            }
+            new.push(group);
+            let holder = before.iter().find(|(_, all)| all.overlaps(&keys));
+            let reach = holder.and_then(|(holder, _)| state.kept.get(holder));
+            if let Some(reach) = reach.map(|(_, reach)| *reach) {
+                state.kept.entry(group).or_insert((VecDeque::new(), reach));
+            }
+        }
+        drop(state);
+        self.node.watches.add(place, new.into_iter());
+        true
     }
 
     fn take_place(&mut self) {
@@ -169,10 +228,12 @@ impl WatchStream {
             return;
         };
         let parts = map.parts(&self.wanted.keys);
+        let groups: Vec<_> = parts.iter().map(|(group, _)| *group).collect();
         let mut place = Place {
-            parts,
             prev_kv: self.wanted.prev_kv,
             state: Mutex::new(State {
+                parts,
+                version: map.version,
                 next: self.wanted.from,
                 caught_up: false,
                 window: 64,
@@ -186,20 +247,23 @@ impl WatchStream {
             // What a client was told of has happened before.
             let told = replicas.iter().map(|replica| replica.answered_last());
             let told = told.max().unwrap_or_default();
+            let passed = self.passed(&replicas);
             let state = place.state.get_mut();
-            state.next = self.passed(&replicas).max(told).next();
+            if !self.node.covers(state.version, &state.parts, &replicas) {
+                return;
+            }
+            state.next = passed.max(told).next();
             state.caught_up = true;
         }
         let place = Arc::new(place);
-        self.node.watches.add(&place);
+        self.node.watches.add(&place, groups.into_iter());
         self.place = Some(place);
     }
 
     fn replicas(&self, place: &Place) -> Option<Vec<Arc<Replica>>> {
-        let replicas = place
-            .parts
-            .iter()
-            .map(|(group, _)| self.node.replica(*group));
+        let state = place.state.lock();
+        let groups = state.parts.iter();
+        let replicas = groups.map(|(group, _)| self.node.replica(*group));
         replicas.collect()
     }
 
@@ -213,6 +277,10 @@ impl WatchStream {
         let passed = self.passed(replicas);
         let floor = self.node.floor();
         let mut state = place.state.lock();
+        // After what was passed was taken: it is about all of the keys.
+        if !self.node.covers(state.version, &state.parts, replicas) {
+            return Looked::Moved;
+        }
         if !state.caught_up && state.next < floor {
             return Looked::Found(Delivery::Compacted(floor));
         }
@@ -222,7 +290,8 @@ impl WatchStream {
         }
         let through = passed.min(Revision(state.next.0.saturating_add(state.window - 1)));
         let mut events = Vec::new();
-        for (replica, (group, keys)) in replicas.iter().zip(&place.parts) {
+        let parts = state.parts.clone();
+        for (replica, (group, keys)) in replicas.iter().zip(&parts) {
             let mut from = state.next;
             if let Some((kept, reach)) = state.kept.get_mut(group) {
                 while let Some(event) = kept.pop_front_if(|event| event.change.revision <= through)
@@ -250,7 +319,7 @@ impl WatchStream {
                 }
             }
         }
-        if place.parts.len() > 1 {
+        if parts.len() > 1 {
             events.sort_by_key(|event| event.change);
         }
         state.next = through.next();
@@ -268,10 +337,39 @@ enum Looked {
     /// Nothing in these revisions, but there are more.
     More,
     Nothing,
+    /// The keys are not where they were.
+    Moved,
     Stopped,
 }
 
 impl State {
+    /// Looks for a part of its keys elsewhere; whether there is something.
+    fn split(&mut self, parent: GroupId, child: GroupId, keys: &KeyRange) -> bool {
+        let is_known = self.parts.iter().any(|(group, _)| *group == child);
+        let at = self
+            .parts
+            .iter()
+            .position(|(group, part)| *group == parent && part.overlaps(keys));
+        let Some(at) = at.filter(|_| !is_known) else {
+            return false;
+        };
+        let whole = self.parts[at].1.clone();
+        let mut part = whole.clone();
+        if whole.contains(&keys.key) && whole.key < keys.key {
+            self.parts[at].1.end = keys.key.clone();
+            part.key = keys.key.clone();
+            self.parts.insert(at + 1, (child, part));
+        } else {
+            self.parts[at] = (child, part);
+        }
+        // What was kept of it over a compaction counts for both.
+        if let Some((_, reach)) = self.kept.get(&parent) {
+            let reach = *reach;
+            self.kept.insert(child, (VecDeque::new(), reach));
+        }
+        true
+    }
+
     /// Reads more revisions at a time where little happens.
     fn adapt(&mut self, events: &[Event]) {
         let bytes = events.iter().map(event_bytes).sum::<usize>();
@@ -292,7 +390,8 @@ impl Place {
         }
         let next = state.next;
         let (mut events, reach) = state.kept.remove(&group).unwrap_or_default();
-        for (_, keys) in self.parts.iter().filter(|(part, _)| *part == group) {
+        let parts = state.parts.clone();
+        for (_, keys) in parts.iter().filter(|(part, _)| *part == group) {
             let from = next.max(reach.next());
             match store.events(keys, from, through, self.prev_kv) {
                 Ok(more) => events.extend(more),

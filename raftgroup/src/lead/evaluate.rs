@@ -259,10 +259,8 @@ impl Lead<'_> {
     fn start(&mut self, job: Job) {
         match &job.work {
             Work::Compact { .. } => self.compactions.push(job),
-            Work::Txn { .. } | Work::Lease(_) => job.finish(Err(Declined::Again)),
-            Work::Read { .. } | Work::Request(_) | Work::Look { .. } | Work::LeaseKeys { .. } => {
-                self.settle(job);
-            }
+            work if work.is_aside() => job.finish(Err(Declined::Again)),
+            _ => self.settle(job),
         }
     }
 }

@@ -267,7 +267,7 @@ impl Lead<'_> {
 
     /// Proposes what changes, all in one entry.
     pub(super) async fn propose_leases(&mut self) {
-        if self.draining || self.lessor.queue.is_empty() {
+        if self.draining || self.lessor.queue.is_empty() || self.splits.holds_leases() {
             return;
         }
         let id = self.launched;
@@ -295,6 +295,12 @@ impl Lead<'_> {
             }
         })
         .await;
+    }
+
+    /// Whether nothing about leases is on its way into the log.
+    pub(super) fn is_settled(&self) -> bool {
+        let mut proposed = self.lessor.proposed.values();
+        !proposed.any(|(flight, _)| flight.is_some())
     }
 
     /// A flight has ended: the leases that it changed are as the store says.

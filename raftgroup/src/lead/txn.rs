@@ -167,7 +167,8 @@ impl Lead<'_> {
     }
 
     fn latch(&mut self, txn: TxnId, hold: Hold, probe: Txn, within_millis: u64, job: Job) {
-        if matches!(self.source, Source::Own) || self.leaving || self.latches.get(txn).is_some() {
+        let closed = matches!(self.source, Source::Own) || self.leaving || self.splits.is_frozen();
+        if closed || self.latches.get(txn).is_some() {
             return job.finish(Err(Declined::Again));
         }
         let within = Duration::from_millis(within_millis).min(LATCH_MAX);

@@ -10,6 +10,7 @@ mod lease;
 mod read;
 mod sequence;
 mod serializable;
+mod split;
 mod txn;
 mod watch;
 mod write;

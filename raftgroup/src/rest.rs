@@ -1,0 +1,79 @@
+//! Groups in which nothing happens cost nothing: their timers rest, and nodes
+//! watch each other instead.
+//!
+//! Kept true: a group rests only when every member has all of its log; those
+//! that a peer's fate concerns are woken when it changes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::codec::Wire;
+use crate::message::Message;
+use crate::node::Inner;
+use crate::position::{GroupId, LogIndex, NodeId, Term};
+
+/// Lets the timers of groups rest in which nothing happens.
+pub(crate) async fn rest(node: Arc<Inner>) {
+    loop {
+        tokio::time::sleep(node.config.quiet_after).await;
+        let replicas: Vec<_> = node.replicas.read().values().cloned().collect();
+        for replica in replicas {
+            let busy = replica.busy.swap(false, Ordering::Relaxed);
+            let group = &replica.group;
+            if busy || group.is_quiet() {
+                continue;
+            }
+            let Some(index) = group.settled() else {
+                continue;
+            };
+            group.set_quiet(true);
+            let quiet = Message::Quiet {
+                group: replica.id,
+                term: group.leadership().borrow().term,
+                index,
+            };
+            for member in group.peers() {
+                // One that doesn't hear it will call for an election and be heard.
+                let _ = node.link.tell(member, quiet.encode());
+            }
+        }
+    }
+}
+
+/// Groups that are woken in one go.
+const WAKE_MAX: usize = 64;
+
+impl Inner {
+    /// Wakes the quiet groups that are concerned by what happened to a peer:
+    /// those that it leads, and those that this node leads.
+    pub(crate) fn wake_groups(self: &Arc<Self>, peer: NodeId) {
+        let node = Arc::clone(self);
+        self.scope.spawn(async move {
+            let replicas: Vec<_> = node.replicas.read().values().cloned().collect();
+            for some in replicas.chunks(WAKE_MAX) {
+                for replica in some.iter().filter(|replica| replica.group.is_quiet()) {
+                    let leader = replica.group.leadership().borrow().leader;
+                    if leader.is_none_or(|leader| leader == peer || leader == node.me) {
+                        replica.busy.store(true, Ordering::Relaxed);
+                        replica.group.set_quiet(false);
+                    }
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    pub(crate) fn rest_follower(&self, from: NodeId, group: GroupId, term: Term, index: LogIndex) {
+        let Some(replica) = self.replica(group) else {
+            return;
+        };
+        let leadership = *replica.group.leadership().borrow();
+        if leadership.term == term
+            && leadership.leader == Some(from)
+            && replica.applied() >= index
+            && self.link.is_alive(from)
+        {
+            replica.group.set_quiet(true);
+        }
+    }
+}
