@@ -6,14 +6,18 @@ use bytes::Bytes;
 use pontoon_engine::{EngineError, Revision, Step, Store};
 
 use crate::codec::Wire;
+use crate::lead::Damaged;
 use crate::map::RangeMap;
-use crate::position::LogIndex;
+use crate::member::{self, Members};
+use crate::position::{GroupId, LogIndex, NodeId};
 use crate::split::Splits;
 
 /// Names of the root group's records.
 const MAP: &[u8] = b"cluster/map";
 const CEILING: &[u8] = b"cluster/ceiling";
 const SPLITS: &[u8] = b"cluster/splits";
+const MEMBERS: &[u8] = b"cluster/members";
+const DAMAGED: &[u8] = b"cluster/damaged";
 
 /// What is known of the cluster.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +27,10 @@ pub(crate) struct Cluster {
     /// Revisions up to here may be granted; `None` with one group.
     pub(crate) ceiling: Option<Revision>,
     pub(crate) splits: Splits,
+    /// `None` before the first entry says it.
+    pub(crate) members: Option<Arc<Members>>,
+    /// Who must not be counted in which group.
+    pub(crate) damaged: Damaged,
     /// What is below it is compacted, or about to be.
     pub(crate) floor: Revision,
     /// The entry that last changed what requests are evaluated on, or a later one.
@@ -37,7 +45,7 @@ impl Cluster {
             changed: LogIndex(store.applied().index),
             ..Self::default()
         };
-        for name in [MAP, CEILING, SPLITS] {
+        for name in [MAP, CEILING, SPLITS, MEMBERS, DAMAGED] {
             if let Some(content) = store.record(name)? {
                 cluster.record(name, content);
             }
@@ -77,6 +85,14 @@ impl Cluster {
                 None => tracing::error!("the range map in the root group makes no sense"),
             },
             CEILING => self.ceiling = self.ceiling.max(Wire::decode(content)),
+            MEMBERS => match member::decode(content) {
+                Some(members) => self.members = Some(Arc::new(members)),
+                None => tracing::error!("the members in the root group make no sense"),
+            },
+            DAMAGED => match Vec::decode(content) {
+                Some(damaged) => self.damaged = damaged.into_iter().collect(),
+                None => tracing::error!("what the root group says of damage makes no sense"),
+            },
             SPLITS => match Splits::decode(content) {
                 Some(splits) => self.splits = splits,
                 None => tracing::error!("the splits in the root group make no sense"),
@@ -100,6 +116,17 @@ pub(crate) fn ceiling_step(ceiling: Revision) -> Step {
 /// Notes the splits that are under way.
 pub(crate) fn splits_step(splits: &Splits) -> Step {
     set(SPLITS, splits.encode())
+}
+
+/// Sets the members.
+pub(crate) fn members_step(members: &Members) -> Step {
+    set(MEMBERS, member::encode(members))
+}
+
+/// Says who must not be counted where.
+pub(crate) fn damaged_step(damaged: &Damaged) -> Step {
+    let list: Vec<(GroupId, NodeId)> = damaged.iter().copied().collect();
+    set(DAMAGED, list.encode())
 }
 
 fn set(name: &'static [u8], content: Bytes) -> Step {

@@ -3,12 +3,17 @@
 
 use pontoon_engine::Reject;
 
+use crate::member::MemberReject;
+
 /// Why a request was not served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// Refused; nothing has changed.
     #[error(transparent)]
     Reject(#[from] Reject),
+    /// A change of members is refused; nothing has changed.
+    #[error(transparent)]
+    Member(#[from] MemberReject),
     /// More is asked than can be done; nothing has changed, try later.
     #[error("etcdserver: too many requests")]
     TooManyRequests,

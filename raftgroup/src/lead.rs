@@ -22,12 +22,12 @@ use pontoon_engine::{Answer, Effects, KeyRange, Pending, Revision, Step, Ticket}
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, ceiling_step, map_step};
+use crate::cluster::{Cluster, ceiling_step, map_step, members_step};
 use crate::codec::Wire;
 use crate::lease::LeaseName;
 use crate::ledger::Ledger;
 use crate::map::RangeMap;
-use crate::message::{Declined, Grant, Heard, Work};
+use crate::message::{Answered, Declined, Done, Grant, Heard, Work};
 use crate::node::Inner;
 use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::Leadership;
@@ -41,6 +41,7 @@ mod evaluate;
 mod floor;
 mod latches;
 mod leases;
+mod members;
 mod propose;
 mod reads;
 mod session;
@@ -50,6 +51,7 @@ mod txn;
 pub(crate) use evaluate::is_read_only;
 use latches::Latches;
 use leases::Lessor;
+pub(crate) use members::Damaged;
 pub(crate) use propose::propose_and_wait;
 use reads::Waiting;
 use session::Session;
@@ -192,6 +194,7 @@ enum Freight {
     Shed,
     /// Something about splits, in the root group.
     Noted,
+    Members,
 }
 
 impl Flight {
@@ -275,6 +278,9 @@ struct Lead<'a> {
     txns: Txns,
     lessor: Lessor,
     splits: SplitsHere,
+    /// Changes of members that are not proposed yet, and whether one is.
+    member_jobs: Vec<Job>,
+    changing_members: bool,
     /// What was granted, while there are answers that name its tickets.
     grants: Vec<(Ticket, usize, Revision)>,
     /// A flight had no effect: nothing new until all have ended, and not at
@@ -305,7 +311,8 @@ impl<'a> Lead<'a> {
             None if replica.id.is_root() => {
                 let first = Arc::new(node.first_map());
                 let store = replica.group.store();
-                let mut steps = vec![map_step(&first)];
+                let members = node.first_members();
+                let mut steps = vec![members_step(&members), map_step(&first)];
                 if !first.is_one_group() {
                     // Nothing is granted yet, so the first sequencer counts on.
                     steps.push(ceiling_step(store.last_revision()));
@@ -362,6 +369,8 @@ impl<'a> Lead<'a> {
             txns: Txns::default(),
             lessor: Lessor::default(),
             splits: SplitsHere::of(&records),
+            member_jobs: Vec::new(),
+            changing_members: false,
             grants: Vec::new(),
             draining: false,
             resting: false,
@@ -483,6 +492,18 @@ impl<'a> Lead<'a> {
             Note::Job(job) => match &job.work {
                 Work::Lease(_) => self.lease_work(job),
                 Work::Split { .. } | Work::MapSplit { .. } => self.split_work(job),
+                Work::Member(_) => self.member_work(job),
+                Work::Count { .. } => self.count(job),
+                Work::Transfer { to } => {
+                    let (node, group, to) = (Arc::clone(self.node), self.replica.id, *to);
+                    self.node.scope.spawn(async move {
+                        node.transfer(group, to).await;
+                        job.finish(Ok(Done {
+                            answer: Answered::Done,
+                            index: LogIndex(0),
+                        }));
+                    });
+                }
                 _ => self.txn_work(job),
             },
             Note::TxnGrant { grant, reply } => {
@@ -522,6 +543,7 @@ impl<'a> Lead<'a> {
         self.propose_decisions().await;
         self.propose_leases().await;
         self.advance_splits(cluster).await;
+        self.change_members(cluster).await;
         while !self.held.is_empty() && self.may_evaluate() {
             let held = self.held.len();
             self.evaluate().await;
@@ -574,6 +596,7 @@ impl<'a> Lead<'a> {
                     Freight::Split(splitting) => self.split_landed(splitting, true),
                     Freight::Shed => self.shed_landed(true),
                     Freight::Noted => self.noted(),
+                    Freight::Members => self.changing_members = false,
                     Freight::Reach | Freight::Leases => {}
                 }
                 self.leases_landed(id);
@@ -592,6 +615,7 @@ impl<'a> Lead<'a> {
                         Freight::Split(splitting) => self.split_landed(splitting, false),
                         Freight::Shed => self.shed_landed(false),
                         Freight::Noted => self.noted(),
+                        Freight::Members => self.changing_members = false,
                         _ => {}
                     }
                 }
@@ -708,6 +732,7 @@ impl<'a> Lead<'a> {
             .chain(waiting)
             .chain(self.lessor.end())
             .chain(self.splits.end())
+            .chain(std::mem::take(&mut self.member_jobs))
         {
             job.finish(Err(Declined::NotLeader(leader)));
         }

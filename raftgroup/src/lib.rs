@@ -22,6 +22,7 @@ mod opening;
 mod position;
 mod raft;
 mod read;
+mod reconcile;
 mod replica;
 mod rest;
 mod rounds;
@@ -39,7 +40,7 @@ pub use link::{
     SimNetwork, Stream, TcpConfig, TcpNetwork, Timing as LinkTiming, Unsent, Wrap,
 };
 pub use map::{Placed, RangeMap, profile};
-pub use member::Member;
+pub use member::{Member, MemberReject};
 pub use node::{Config, Node, NodeFailure, ReplicaStatus};
 pub use position::{GroupId, LogIndex, NodeId, Term};
 pub use raft::Timing;

@@ -5,11 +5,13 @@
 //! version.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 
 use bytes::Bytes;
 use pontoon_engine::{KeyRange, Op, Put, Request, Txn};
 
 use crate::codec::wire;
+use crate::member::Members;
 use crate::position::{GroupId, NodeId};
 use crate::split::Splitting;
 
@@ -18,6 +20,9 @@ use crate::split::Splitting;
 pub struct RangeMap {
     /// Grows with every change.
     pub version: u64,
+    /// How many replicas a group has at most, the root group aside; 0: one on
+    /// every member.
+    pub replicas: u64,
     /// In key order; the first begins with the empty key.
     ranges: Vec<Placed>,
 }
@@ -31,30 +36,56 @@ pub struct Placed {
     pub group: GroupId,
     /// The nodes that have the group.
     pub members: Vec<NodeId>,
+    /// Those of them that vote in it.
+    pub voters: Vec<NodeId>,
     /// The group that it was split off from, if it was.
     pub parent: Option<GroupId>,
 }
 
-wire!(struct RangeMap { version, ranges });
-wire!(struct Placed { start, group, members, parent });
+wire!(struct RangeMap { version, replicas, ranges });
+wire!(struct Placed { start, group, members, voters, parent });
 
 impl RangeMap {
-    /// The first map: cut at `splits`, every group on every node. The root
-    /// group has the first range.
+    /// The first map: cut at `splits`. The root group has the first range.
     #[must_use]
-    pub fn first(splits: &[Bytes], members: &BTreeSet<NodeId>) -> Self {
+    pub(crate) fn first(splits: &[Bytes], members: &Members, replicas: u64) -> Self {
         let cuts: BTreeSet<_> = splits.iter().filter(|key| !key.is_empty()).collect();
         let starts = std::iter::once(Bytes::new()).chain(cuts.into_iter().cloned());
         let ranges = starts.zip(0..).map(|(start, group)| Placed {
             start,
             group: GroupId(group),
-            members: members.iter().copied().collect(),
+            members: Vec::new(),
+            voters: Vec::new(),
             parent: None,
         });
-        Self {
-            version: 1,
+        let empty = Self {
+            version: 0,
+            replicas,
             ranges: ranges.collect(),
+        };
+        empty.placed_on(members)
+    }
+
+    /// The next map, with every group placed on these members.
+    pub(crate) fn placed_on(&self, members: &Members) -> Self {
+        let mut next = self.clone();
+        next.version += 1;
+        let all: Vec<NodeId> = members.keys().copied().collect();
+        let voters = members.iter().filter(|(_, member)| !member.learner);
+        let voters: Vec<NodeId> = voters.map(|(id, _)| *id).collect();
+        for range in &mut next.ranges {
+            let most = match (next.replicas, range.group.is_root()) {
+                (0, _) => usize::MAX,
+                (_, true) => ROOT_VOTERS_MAX,
+                (replicas, false) => usize::try_from(replicas).unwrap_or(usize::MAX),
+            };
+            range.voters = choose(range.group, &voters, most);
+            range.members = match range.group.is_root() || most >= voters.len() {
+                true => all.clone(),
+                false => range.voters.clone(),
+            };
         }
+        next
     }
 
     /// Whether its ranges are what a map's ranges must be.
@@ -82,6 +113,7 @@ impl RangeMap {
             start: key.clone(),
             group: splitting.child,
             members: parent.members.clone(),
+            voters: parent.voters.clone(),
             parent: Some(parent.group),
         };
         next.version += 1;
@@ -207,6 +239,32 @@ impl RangeMap {
     }
 }
 
+/// The root group votes on so many nodes at most, where groups aren't on all.
+const ROOT_VOTERS_MAX: usize = 5;
+
+/// Some of the nodes, the same whenever it is asked; when one comes or goes,
+/// few groups move.
+fn choose(group: GroupId, nodes: &[NodeId], most: usize) -> Vec<NodeId> {
+    if nodes.len() <= most {
+        return nodes.to_vec();
+    }
+    let mut ranked = nodes.to_vec();
+    ranked.sort_by_key(|node| {
+        let mut hasher = rustc_hash::FxHasher::default();
+        (group.0, node.0).hash(&mut hasher);
+        // Its low bits alone say little.
+        std::cmp::Reverse(
+            hasher
+                .finish()
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(32),
+        )
+    });
+    ranked.truncate(most);
+    ranked.sort_unstable();
+    ranked
+}
+
 /// Whether all keys of a range are in another. One that is empty is where it
 /// begins.
 pub(crate) fn within(keys: &KeyRange, all: &KeyRange) -> bool {
@@ -310,12 +368,20 @@ mod tests {
     use super::*;
     use crate::codec::Wire;
 
+    fn members(count: u64) -> Members {
+        let member = crate::member::Member {
+            address: String::new(),
+            learner: false,
+        };
+        (1..=count).map(|id| (NodeId(id), member.clone())).collect()
+    }
+
     fn map(splits: &[&'static str]) -> RangeMap {
         let splits: Vec<_> = splits
             .iter()
             .map(|key| Bytes::from_static(key.as_bytes()))
             .collect();
-        let map = RangeMap::first(&splits, &BTreeSet::from([NodeId(1), NodeId(2)]));
+        let map = RangeMap::first(&splits, &members(2), 0);
         assert!(map.is_sound());
         assert_eq!(RangeMap::decode(map.encode()), Some(map.clone()));
         map
@@ -369,7 +435,7 @@ mod tests {
     #[test]
     fn the_kubernetes_profile_separates_what_is_busy() {
         let splits = profile("kubernetes").expect("it exists");
-        let map = RangeMap::first(&splits, &BTreeSet::from([NodeId(1)]));
+        let map = RangeMap::first(&splits, &members(1), 0);
         let of = |key: &str| map.group_of(key.as_bytes());
         let busy = [
             "/registry/events/a/b",
@@ -388,5 +454,36 @@ mod tests {
             assert!(!groups.contains(&of(rest)), "{rest}");
         }
         assert_eq!(profile("unheard of"), None);
+    }
+
+    #[test]
+    fn groups_are_placed_evenly_and_few_move() {
+        let splits: Vec<_> = (0..100).map(|n| Bytes::from(format!("k{n:03}"))).collect();
+        let map = RangeMap::first(&splits, &members(12), 3);
+        let mut load = BTreeMap::new();
+        for (placed, _) in map.ranges() {
+            let expected = if placed.group.is_root() { 5 } else { 3 };
+            assert_eq!(placed.voters.len(), expected);
+            for voter in &placed.voters {
+                *load.entry(*voter).or_insert(0) += 1;
+            }
+        }
+        assert_eq!(load.len(), 12);
+        assert!(
+            load.values().all(|count| (12..=40).contains(count)),
+            "{load:?}"
+        );
+        let next = map.placed_on(&members(13));
+        let pairs = map.ranges().zip(next.ranges());
+        let moved = pairs.filter(|((old, _), (new, _))| old.voters != new.voters);
+        assert!(moved.count() < 50);
+    }
+
+    #[test]
+    fn up_to_nine_members_every_group_is_everywhere() {
+        let map = RangeMap::first(&[Bytes::from_static(b"m")], &members(9), 0);
+        for (placed, _) in map.ranges() {
+            assert_eq!((placed.voters.len(), placed.members.len()), (9, 9));
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::codec::wire;
 use crate::lease::{LeaseAnswered, LeaseWork};
 use crate::ledger::{Ask, Hello, Resolved};
 use crate::marks::Marks;
+use crate::member::{Counted, MemberReject, MemberWork};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::txn::{TxnAnswered, TxnAsk, TxnGrant, TxnId, TxnWork};
 
@@ -42,6 +43,9 @@ pub(crate) enum Message {
     /// From the leader of a range that is to be split: whether its upper half
     /// is copied; answered with a [`Heard`].
     SplitReady { child: GroupId },
+    /// Whether a node is a member, as another knows; answered with an
+    /// `Option<bool>`.
+    IsMember { node: NodeId },
 }
 
 wire!(enum Message {
@@ -56,6 +60,7 @@ wire!(enum Message {
     8 => TxnAsk(ask),
     9 => TxnGrant(grant),
     10 => SplitReady { child },
+    11 => IsMember { node },
 });
 
 /// Whether something was taken note of.
@@ -121,6 +126,12 @@ pub(crate) enum Work {
     Split { key: Bytes },
     /// The parent's log has the split; for the root group.
     MapSplit { parent: GroupId, child: GroupId },
+    /// Changes the members; for the root group.
+    Member(MemberWork),
+    /// How a group counts a node.
+    Count { id: NodeId },
+    /// Hands the leadership over.
+    Transfer { to: NodeId },
 }
 
 wire!(enum Work {
@@ -133,6 +144,9 @@ wire!(enum Work {
     6 => LeaseKeys { lease, at },
     7 => Split { key },
     8 => MapSplit { parent, child },
+    9 => Member(work),
+    10 => Count { id },
+    11 => Transfer { to },
 });
 
 impl Work {
@@ -141,7 +155,13 @@ impl Work {
     pub(crate) fn is_aside(&self) -> bool {
         matches!(
             self,
-            Self::Txn { .. } | Self::Lease(_) | Self::Split { .. } | Self::MapSplit { .. }
+            Self::Txn { .. }
+                | Self::Lease(_)
+                | Self::Split { .. }
+                | Self::MapSplit { .. }
+                | Self::Member(_)
+                | Self::Count { .. }
+                | Self::Transfer { .. }
         )
     }
 }
@@ -169,6 +189,8 @@ pub(crate) enum Answered {
     Lease(LeaseAnswered),
     Keys(Vec<Bytes>),
     Group(GroupId),
+    Counted(Counted),
+    Done,
 }
 
 wire!(enum Answered {
@@ -179,6 +201,8 @@ wire!(enum Answered {
     4 => Lease(answered),
     5 => Keys(keys),
     6 => Group(group),
+    7 => Counted(counted),
+    8 => Done,
 });
 
 /// Why work was not done.
@@ -197,6 +221,8 @@ pub(crate) enum Declined {
     Unknown,
     /// Nothing was done: the keys are in another group by now.
     Moved,
+    /// A change of members is refused.
+    Member(MemberReject),
 }
 
 wire!(enum Declined {
@@ -208,4 +234,5 @@ wire!(enum Declined {
     5 => TooLarge,
     6 => Unknown,
     7 => Moved,
+    8 => Member(reject),
 });

@@ -27,7 +27,7 @@ use crate::lease::{LeaseGranted, LeaseStatus, Leases};
 use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
 use crate::map::RangeMap;
 use crate::marks::Told;
-use crate::member::Member;
+use crate::member::{Member, MemberWork};
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{Begin, Tenders, Timing};
@@ -37,7 +37,7 @@ use crate::runtime::Scope;
 use crate::sequence::Role;
 use crate::split::Copies;
 use crate::watch::{Watch, WatchStream, Watches};
-use crate::{opening, rest, split};
+use crate::{opening, reconcile, rest, split};
 
 /// How a node is kept.
 #[derive(Clone, Debug)]
@@ -54,6 +54,8 @@ pub struct Config {
     pub join: bool,
     /// Where a new cluster's keys are cut.
     pub splits: Vec<Bytes>,
+    /// How many replicas a group of a new cluster has; 0: one on every member.
+    pub replicas: u64,
     /// Heartbeats and elections.
     pub timing: Timing,
     /// Most comparisons or steps of a transaction.
@@ -94,6 +96,7 @@ impl Config {
             members,
             join: false,
             splits: Vec::new(),
+            replicas: 0,
             timing: Timing::default(),
             txn_ops_max: 128,
             queue_jobs_max: 8192,
@@ -209,11 +212,12 @@ impl Node {
             watches: Watches::default(),
             config,
         });
-        let members: BTreeSet<_> = inner.config.members.keys().copied().collect();
-        let begin = match inner.config.join {
-            true => Begin::Empty,
-            false => Begin::Members(members),
+        let first = inner.first_map();
+        let begin = match first.placed(GroupId::ROOT) {
+            Some(placed) => inner.begin(placed),
+            None => None,
         };
+        let begin = begin.unwrap_or(Begin::Empty);
         let root = inner.open_replica(GroupId::ROOT, begin).await?;
         let leases = inner.leases.read(&root.group.store());
         let cluster = leases
@@ -234,6 +238,7 @@ impl Node {
         inner.link.set_peers(&inner.config.members);
         inner.scope.spawn(opening::follow_map(Arc::clone(&inner)));
         inner.scope.spawn(split::tend(Arc::clone(&inner)));
+        inner.scope.spawn(reconcile::reconcile(Arc::clone(&inner)));
         inner.scope.spawn(rest::rest(Arc::clone(&inner)));
         Ok(Self(inner))
     }
@@ -321,26 +326,49 @@ impl Node {
         member: Member,
         within: Duration,
     ) -> Result<(), Failure> {
-        let _ = (id, member, within);
-        Err(Failure::NoLeader)
+        let work = MemberWork::Add { id, member };
+        let deadline = Instant::now() + within;
+        self.0.change_members(work, deadline).await.map(|_| ())
     }
 
     /// Makes a member that only listens a voter.
     pub async fn member_promote(&self, id: NodeId, within: Duration) -> Result<(), Failure> {
-        let _ = (id, within);
-        Err(Failure::NoLeader)
+        self.0.member_promote(id, Instant::now() + within).await
     }
 
     /// Removes a member; returns when no group counts it any more.
     pub async fn member_remove(&self, id: NodeId, within: Duration) -> Result<(), Failure> {
-        let _ = (id, within);
-        Err(Failure::NoLeader)
+        self.0.member_remove(id, Instant::now() + within).await
+    }
+
+    /// Changes where a member is reached.
+    pub async fn member_update(
+        &self,
+        id: NodeId,
+        address: String,
+        within: Duration,
+    ) -> Result<(), Failure> {
+        let work = MemberWork::Update { id, address };
+        let deadline = Instant::now() + within;
+        self.0.change_members(work, deadline).await.map(|_| ())
+    }
+
+    /// Hands over all that this member leads, as far as others take it, and
+    /// ends it in order.
+    pub async fn leave(self, within: Duration) {
+        self.0.hand_over_all(Instant::now() + within).await;
+        self.close().await;
+    }
+
+    /// Whether this member was removed, as others say; `None` if nobody says.
+    pub async fn is_removed(&self) -> Option<bool> {
+        self.0.is_removed().await
     }
 
     /// The members, as this one knows them.
     #[must_use]
     pub fn members(&self) -> BTreeMap<NodeId, Member> {
-        BTreeMap::new()
+        self.0.member_list()
     }
 
     /// Follows the events of a range of keys.
@@ -351,16 +379,7 @@ impl Node {
 
     /// Hands the leadership of a group to another member, if this one has it.
     pub async fn transfer(&self, group: GroupId, to: NodeId) {
-        if let Some(replica) = self.0.replica(group) {
-            // While it hands over, a leader shows no sign of life. If `to`
-            // doesn't hear of it, others must have their timers to go on.
-            replica.busy.store(true, Ordering::Relaxed);
-            if replica.group.is_quiet() {
-                let term = replica.group.leadership().borrow().term;
-                lead::propose_and_wait(&replica, term, Vec::new()).await;
-            }
-            replica.group.transfer(to).await;
-        }
+        self.0.transfer(group, to).await;
     }
 
     /// The range map, if it is known.
@@ -484,14 +503,23 @@ impl Inner {
         self.cluster.borrow().floor
     }
 
-    /// The nodes that make up the cluster.
-    pub(crate) fn members(&self) -> BTreeSet<NodeId> {
-        self.config.members.keys().copied().collect()
-    }
-
     /// The map of a cluster that has none.
     pub(crate) fn first_map(&self) -> RangeMap {
-        RangeMap::first(&self.config.splits, &self.members())
+        let members = self.first_members();
+        RangeMap::first(&self.config.splits, &members, self.config.replicas)
+    }
+
+    pub(crate) async fn transfer(&self, group: GroupId, to: NodeId) {
+        if let Some(replica) = self.replica(group) {
+            // While it hands over, a leader shows no sign of life. If `to`
+            // doesn't hear of it, others must have their timers to go on.
+            replica.busy.store(true, Ordering::Relaxed);
+            if replica.group.is_quiet() {
+                let term = replica.group.leadership().borrow().term;
+                lead::propose_and_wait(&replica, term, Vec::new()).await;
+            }
+            replica.group.transfer(to).await;
+        }
     }
 
     /// Who sequences, and in which epoch: the leader of the root group.
@@ -640,6 +668,11 @@ impl Handler for Inner {
             Message::SplitReady { child } => {
                 let heard: Heard = self.copies.is_ready(child);
                 reply.send(heard.encode());
+            }
+            Message::IsMember { node } => {
+                let members = self.cluster.borrow().members.clone();
+                let known = members.map(|members| members.contains_key(&node));
+                reply.send(known.encode());
             }
             Message::Quiet { .. } => {}
         }

@@ -104,13 +104,19 @@ impl Inner {
 
     /// How a replica that the map places here begins; `None` if that is not
     /// for the map to say, or not yet.
-    fn begin(&self, placed: &Placed) -> Option<Begin> {
+    pub(crate) fn begin(&self, placed: &Placed) -> Option<Begin> {
         let Some(parent) = placed.parent else {
             // One of the first groups.
-            let members: BTreeSet<_> = placed.members.iter().copied().collect();
-            return Some(match self.config.join {
+            let first = self.first_map();
+            let first = first.placed(placed.group);
+            let voters: BTreeSet<_> = first
+                .map_or(&[][..], |placed| &placed.voters)
+                .iter()
+                .copied()
+                .collect();
+            return Some(match self.config.join || !voters.contains(&self.me) {
                 true => Begin::Empty,
-                false => Begin::Members(members),
+                false => Begin::Members(voters),
             });
         };
         if self.has_tree(placed.group) {

@@ -105,7 +105,7 @@ impl Inner {
         work: Work,
         deadline: Instant,
     ) -> Result<Done, Undone> {
-        let repeatable = matches!(work, Work::Read { .. });
+        let repeatable = matches!(work, Work::Read { .. } | Work::Count { .. });
         let mut hint = None;
         loop {
             let outcome = self
@@ -156,7 +156,7 @@ impl Inner {
         self: &Arc<Self>,
         hint: Option<NodeId>,
         group: GroupId,
-        map: u64,
+        version: u64,
         work: Work,
         deadline: Instant,
     ) -> Outcome {
@@ -167,8 +167,28 @@ impl Inner {
                 self.work_here(replica, work, deadline).await
             }
             (Some(leader), _) if leader != self.me => {
-                let forward = Forward { group, map, work };
+                let forward = Forward {
+                    group,
+                    map: version,
+                    work,
+                };
                 self.work_there(leader, forward, deadline).await
+            }
+            // No replica here: some voter knows.
+            (None, None) => {
+                let map = self.cluster.borrow().map.clone();
+                let voters = map.as_ref().and_then(|map| map.placed(group));
+                let voters = voters.map_or(&[][..], |placed| &placed.voters);
+                if voters.is_empty() {
+                    return Err(Declined::NotLeader(None));
+                }
+                let any = self.scope.random() as usize % voters.len();
+                let forward = Forward {
+                    group,
+                    map: version,
+                    work,
+                };
+                self.work_there(voters[any], forward, deadline).await
             }
             _ => Err(Declined::NotLeader(None)),
         }
@@ -273,6 +293,7 @@ pub(crate) fn failure(declined: Declined) -> Failure {
     match declined {
         Declined::Reject(reject) => Failure::Reject(reject),
         Declined::NotLeader(_) | Declined::Again | Declined::Moved => Failure::NoLeader,
+        Declined::Member(reject) => Failure::Member(reject),
         Declined::TooManyRequests => Failure::TooManyRequests,
         Declined::NoSpace => Failure::NoSpace,
         Declined::TooLarge => Failure::TooLarge,

@@ -4,7 +4,7 @@
 //! group confirmed, in a round that began after it was made, that this is
 //! still the leader (rule 3). One round serves all that wait.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -94,10 +94,10 @@ impl Sequencing {
             tasks: Mutex::default(),
         });
         let sequencing = Self(desk);
-        let mut tasks = vec![node.scope.spawn(answer(Arc::clone(&sequencing.0), inbox))];
-        for member in node.members() {
-            tasks.push(node.scope.spawn(tell(Arc::clone(&sequencing.0), member)));
-        }
+        let tasks = [
+            node.scope.spawn(answer(Arc::clone(&sequencing.0), inbox)),
+            node.scope.spawn(tell_all(Arc::clone(&sequencing.0))),
+        ];
         *sequencing.0.tasks.lock() = tasks.iter().map(|task| task.abort_handle()).collect();
         *node.sequencing.0.lock() = Arc::downgrade(&sequencing.0);
         (ledger, sequencing)
@@ -337,6 +337,34 @@ async fn raise_ceiling(desk: &Arc<Desk>) {
 
 /// Before what didn't work is tried again, also telling a member.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// Has every member told, also those that come later.
+async fn tell_all(desk: Arc<Desk>) {
+    let mut cluster = desk.node.cluster.subscribe();
+    let mut told: BTreeMap<NodeId, AbortHandle> = BTreeMap::new();
+    loop {
+        cluster.mark_unchanged();
+        let members = desk.node.member_list();
+        told.retain(|member, task| {
+            let stays = members.contains_key(member);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for member in members.into_keys() {
+            told.entry(member).or_insert_with(|| {
+                let task = desk.node.scope.spawn(tell(Arc::clone(&desk), member));
+                let task = task.abort_handle();
+                desk.tasks.lock().push(task.clone());
+                task
+            });
+        }
+        if cluster.changed().await.is_err() {
+            return;
+        }
+    }
+}
 
 /// Tells one member how far everything is closed (rule 8): as soon as there
 /// is news and it has heard the last.

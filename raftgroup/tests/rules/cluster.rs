@@ -59,23 +59,39 @@ impl Cluster {
             nodes: BTreeMap::new(),
         };
         for id in 1..=nodes {
-            let chance = seed.wrapping_mul(1_000_003).wrapping_add(id);
             let members = (1..=nodes).map(|id| (NodeId(id), String::new())).collect();
             let mut config = Config::new(NodeId(id), 7, "/data", members);
             config.splits = splits.iter().map(|key| Bytes::from(*key)).collect();
-            config.segment_bytes = 4 << 20;
-            let disk = Arc::new(SimDisk::new(chance));
-            cluster.disks.push(Arc::clone(&disk));
-            let clock = Arc::new(SimClock::new(chance));
-            let scope = Scope::new(chance);
-            let network = network.node(NodeId(id));
-            let node = Node::open(config, disk, clock, network, scope.clone()).await;
-            cluster.nodes.insert(id, (node.expect("it opens"), scope));
+            cluster.open(seed, config).await;
         }
         for group in 0..=splits.len() as u64 {
             cluster.until_led(GroupId(group)).await;
         }
         cluster
+    }
+
+    async fn open(&mut self, seed: u64, mut config: Config) {
+        let id = config.node.0;
+        let chance = seed.wrapping_mul(1_000_003).wrapping_add(id);
+        config.segment_bytes = 4 << 20;
+        let disk = Arc::new(SimDisk::new(chance));
+        self.disks.push(Arc::clone(&disk));
+        let clock = Arc::new(SimClock::new(chance));
+        let scope = Scope::new(chance);
+        let network = self.network.node(config.node);
+        let node = Node::open(config, disk, clock, network, scope.clone()).await;
+        self.nodes.insert(id, (node.expect("it opens"), scope));
+    }
+
+    /// A node that was taken in starts; it is the next number.
+    pub(crate) async fn join(&mut self) -> u64 {
+        let id = self.disks.len() as u64 + 1;
+        let known = self.nodes.keys().copied().chain([id]);
+        let members = known.map(|id| (NodeId(id), String::new())).collect();
+        let mut config = Config::new(NodeId(id), 7, "/data", members);
+        config.join = true;
+        self.open(1, config).await;
+        id
     }
 
     pub(crate) fn node(&self, id: u64) -> Node {

@@ -7,6 +7,7 @@ mod cluster;
 mod compact;
 mod fail;
 mod lease;
+mod members;
 mod read;
 mod sequence;
 mod serializable;

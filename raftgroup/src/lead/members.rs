@@ -1,0 +1,162 @@
+//! The root group's leader changes the members.
+//!
+//! Kept true: the list of members, where each group is, and who is not to be
+//! counted there change in one entry; the groups follow (`reconcile.rs`).
+
+use std::collections::BTreeSet;
+
+use pontoon_engine::{Revision, Step};
+
+use super::{Flight, Freight, Lead};
+use crate::cluster::{Cluster, damaged_step, map_step, members_step};
+use crate::map::RangeMap;
+use crate::member::{Counted, MemberReject, MemberWork, Members};
+use crate::message::{Answered, Declined, Done, Work};
+use crate::position::{GroupId, NodeId};
+use crate::replica::Job;
+
+/// So many entries behind is in sync.
+const IN_SYNC_ENTRIES: u64 = 64;
+
+/// Who must not be counted where.
+pub(crate) type Damaged = BTreeSet<(GroupId, NodeId)>;
+
+impl Lead<'_> {
+    pub(super) fn member_work(&mut self, job: Job) {
+        match self.replica.id.is_root() && !self.leaving {
+            true => self.member_jobs.push(job),
+            false => job.finish(Err(Declined::Again)),
+        }
+    }
+
+    /// Proposes changes, one at a time.
+    pub(super) async fn change_members(&mut self, cluster: &Cluster) {
+        if self.member_jobs.is_empty() || self.changing_members || self.draining {
+            return;
+        }
+        if self.splits.is_frozen() {
+            return;
+        }
+        let (Some(map), Some(members)) = (&cluster.map, &cluster.members) else {
+            return;
+        };
+        let job = self.member_jobs.remove(0);
+        let Work::Member(work) = &job.work else {
+            return;
+        };
+        let change = Change {
+            members: (**members).clone(),
+            damaged: cluster.damaged.clone(),
+        };
+        let changed = match change.with(work.clone()) {
+            Ok(changed) => changed,
+            Err(reject) => return job.finish(Err(Declined::Member(reject))),
+        };
+        self.changing_members = true;
+        let steps = changed.steps(map);
+        let flight = Flight {
+            id: self.launched,
+            first: Revision(0),
+            last: Revision(0),
+            freight: Freight::Members,
+        };
+        self.launch(flight, steps, move |outcome| {
+            job.finish(outcome.map(|index| Done {
+                answer: Answered::Done,
+                index,
+            }));
+        })
+        .await;
+    }
+
+    /// How this group counts a node.
+    pub(super) fn count(&self, job: Job) {
+        let Work::Count { id } = &job.work else {
+            return;
+        };
+        let group = &self.replica.group;
+        let membership = group.membership();
+        let last = group.last();
+        let matched = match *id == self.node.me {
+            true => Some(last),
+            false => group
+                .progress()
+                .and_then(|progress| progress.get(id).copied()),
+        };
+        let counted = Counted {
+            member: membership.nodes().contains(id),
+            in_sync: matched.is_some_and(|matched| matched.0 + IN_SYNC_ENTRIES >= last.0)
+                && matched.is_some_and(|matched| matched.0 > 0),
+            term: self.term,
+            leader: self.node.me,
+            committed: membership.committed,
+            last,
+        };
+        // It counts only from one who leads.
+        let (rounds, index) = (self.replica.rounds.clone(), self.replica.applied());
+        self.node.scope.spawn(async move {
+            match rounds.confirm().await {
+                Ok(_) => job.finish(Ok(Done {
+                    answer: Answered::Counted(counted),
+                    index,
+                })),
+                Err(_) => job.finish(Err(Declined::NotLeader(None))),
+            }
+        });
+    }
+}
+
+struct Change {
+    members: Members,
+    damaged: Damaged,
+}
+
+impl Change {
+    fn with(mut self, work: MemberWork) -> Result<Self, MemberReject> {
+        let known = |members: &Members, id: NodeId| match members.contains_key(&id) {
+            true => Ok(()),
+            false => Err(MemberReject::NotFound),
+        };
+        match work {
+            MemberWork::Add { id, member } => match self.members.contains_key(&id) {
+                true => return Err(MemberReject::Exists),
+                false => {
+                    self.members.insert(id, member);
+                }
+            },
+            MemberWork::Promote { id } => match self.members.get_mut(&id) {
+                Some(member) if member.learner => member.learner = false,
+                Some(_) => return Err(MemberReject::NotLearner),
+                None => return Err(MemberReject::NotFound),
+            },
+            MemberWork::Remove { id } => {
+                known(&self.members, id)?;
+                self.members.remove(&id);
+                self.damaged.retain(|(_, node)| *node != id);
+                if self.members.values().all(|member| member.learner) {
+                    return Err(MemberReject::NotEnough);
+                }
+            }
+            MemberWork::Update { id, address } => match self.members.get_mut(&id) {
+                Some(member) => member.address = address,
+                None => return Err(MemberReject::NotFound),
+            },
+            MemberWork::Damaged { id, group } => {
+                known(&self.members, id)?;
+                self.damaged.insert((group, id));
+            }
+            MemberWork::Rebuilt { id, group } => {
+                self.damaged.remove(&(group, id));
+            }
+        }
+        Ok(self)
+    }
+
+    fn steps(&self, map: &RangeMap) -> Vec<Step> {
+        vec![
+            members_step(&self.members),
+            damaged_step(&self.damaged),
+            map_step(&map.placed_on(&self.members)),
+        ]
+    }
+}

@@ -1,0 +1,359 @@
+//! Every group follows what the root group says about members.
+//!
+//! Kept true: who is to vote gets everything first (as a learner) and only
+//! then a vote; who is removed, or damaged, is counted by no group; leaders
+//! are spread evenly over those who are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::cluster::Cluster;
+use crate::map::Placed;
+use crate::message::{Message, Work};
+use crate::node::Inner;
+use crate::position::{GroupId, NodeId};
+use crate::raft::Membership;
+use crate::replica::Replica;
+
+/// Between two looks, while something is to be done.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Between two moves of leaderships.
+const BALANCE_EVERY: Duration = Duration::from_secs(2);
+
+/// Who has so little left to get has all, about.
+const CAUGHT_UP_ENTRIES: u64 = 64;
+
+/// Makes the groups that this node leads follow, for as long as it runs.
+pub(crate) async fn reconcile(node: Arc<Inner>) {
+    let mut cluster = node.cluster.subscribe();
+    let mut balanced = Instant::now();
+    loop {
+        let now = cluster.borrow_and_update().clone();
+        node.link.set_peers(&node.addresses());
+        let mut settled = true;
+        for replica in node.replicas() {
+            settled &= node.follow_members(&replica, &now).await;
+            settled &= node.follow_removal(&replica, &now).await;
+        }
+        if balanced.elapsed() >= BALANCE_EVERY {
+            balanced = Instant::now();
+            node.balance(&now).await;
+        }
+        let pause = if settled { BALANCE_EVERY / 2 } else { EVERY };
+        match tokio::time::timeout(pause, cluster.changed()).await {
+            Ok(Err(_)) => return,
+            Ok(Ok(())) | Err(_) => {}
+        }
+    }
+}
+
+/// What a group's members should be.
+struct Target {
+    voters: BTreeSet<NodeId>,
+    learners: BTreeSet<NodeId>,
+}
+
+impl Target {
+    fn of(placed: &Placed, cluster: &Cluster) -> Self {
+        let counts = |node: &&NodeId| {
+            !cluster.damaged.contains(&(placed.group, **node))
+                && cluster
+                    .members
+                    .as_ref()
+                    .is_some_and(|members| members.contains_key(*node))
+        };
+        let voters: BTreeSet<_> = placed.voters.iter().filter(counts).copied().collect();
+        let members = placed.members.iter().filter(counts).copied();
+        Self {
+            learners: members.filter(|node| !voters.contains(node)).collect(),
+            voters,
+        }
+    }
+
+    /// The next membership on the way there: nobody gets a vote before it has
+    /// caught up, and nobody who is still welcome goes before all have.
+    fn next(
+        &self,
+        now: &Membership,
+        caught_up: &BTreeSet<NodeId>,
+        welcome: &BTreeSet<NodeId>,
+    ) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
+        let voters: BTreeSet<_> = self
+            .voters
+            .iter()
+            .filter(|node| now.voters.contains(node) || caught_up.contains(node))
+            .copied()
+            .collect();
+        let all = voters == self.voters;
+        let mut next = voters.clone();
+        if !all {
+            // Those who will go stay until the others are there.
+            let stay = now
+                .voters
+                .iter()
+                .filter(|node| welcome.contains(node) && !self.learners.contains(node));
+            next.extend(stay.copied());
+        }
+        let waiting = self.voters.iter().filter(|node| !next.contains(node));
+        let mut learners: BTreeSet<_> = waiting.chain(&self.learners).copied().collect();
+        learners.retain(|node| !next.contains(node));
+        (next, learners)
+    }
+}
+
+impl Inner {
+    /// Where all nodes are that this one may have to do with.
+    pub(crate) fn addresses(&self) -> BTreeMap<NodeId, String> {
+        let members = self.member_list().into_iter();
+        let mut addresses: BTreeMap<_, _> =
+            members.map(|(id, member)| (id, member.address)).collect();
+        if self.cluster.borrow().members.is_none() {
+            addresses.extend(self.config.members.clone());
+        }
+        addresses
+    }
+
+    /// Brings the members of a group that this node leads closer to what they
+    /// should be. `true` if they are.
+    async fn follow_members(self: &Arc<Self>, replica: &Arc<Replica>, cluster: &Cluster) -> bool {
+        let leadership = *replica.group.leadership().borrow();
+        if !leadership.ready || leadership.leader != Some(self.me) {
+            return true;
+        }
+        let (Some(map), Some(members)) = (&cluster.map, &cluster.members) else {
+            return true;
+        };
+        let Some(placed) = map.placed(replica.id) else {
+            return true;
+        };
+        let mut splits = cluster.splits.under_way.iter();
+        if splits.any(|splitting| splitting.parent == replica.id) {
+            // The child gets the members that its parent has: they stay.
+            return false;
+        }
+        let target = Target::of(placed, cluster);
+        let now = replica.group.membership();
+        if target.voters.is_empty()
+            || (!now.joint && now.voters == target.voters && now.learners == target.learners)
+        {
+            return true;
+        }
+        let last = replica.group.last();
+        let progress = replica.group.progress().unwrap_or_default();
+        let mut caught_up: BTreeSet<_> = progress
+            .iter()
+            .filter(|(node, matched)| {
+                matched.0 > 0
+                    && matched.0 + CAUGHT_UP_ENTRIES >= last.0
+                    && self.link.is_alive(**node)
+            })
+            .map(|(node, _)| *node)
+            .collect();
+        caught_up.insert(self.me);
+        let welcome: BTreeSet<_> = members
+            .keys()
+            .filter(|node| !cluster.damaged.contains(&(replica.id, **node)))
+            .copied()
+            .collect();
+        let (voters, learners) = target.next(&now, &caught_up, &welcome);
+        if voters.is_empty() {
+            return false;
+        }
+        if now.joint || now.voters != voters || now.learners != learners {
+            let term = leadership.term;
+            let changed = replica.group.set_members(term, &voters, &learners);
+            match tokio::time::timeout(5 * self.timing.call, changed).await {
+                Ok(Ok(())) => {
+                    tracing::info!(
+                        "group {}: voters {voters:?}, learners {learners:?}",
+                        replica.id
+                    );
+                }
+                Ok(Err(reason)) => tracing::debug!("group {}: {reason}", replica.id),
+                Err(_) => tracing::debug!("group {}: its members change slowly", replica.id),
+            }
+        }
+        false
+    }
+
+    /// Removes a replica that the group doesn't count and the map doesn't
+    /// place here. `true` if there is nothing to do.
+    async fn follow_removal(self: &Arc<Self>, replica: &Arc<Replica>, cluster: &Cluster) -> bool {
+        let Some(map) = &cluster.map else {
+            return true;
+        };
+        let placed = map.placed(replica.id);
+        let stays = placed.is_none_or(|placed| placed.members.contains(&self.me));
+        if stays || replica.id.is_root() {
+            return true;
+        }
+        let mut splits = cluster.splits.under_way.iter();
+        if splits.any(|splitting| splitting.parent == replica.id) {
+            return false;
+        }
+        let soon = Instant::now() + self.timing.call;
+        match self.counted(replica.id, self.me, soon).await {
+            Ok(counted) if !counted.member && counted.committed => {
+                self.copies.all_made(replica.id).await;
+                self.replicas.write().remove(&replica.id);
+                if let Err(error) = replica.group.destroy().await {
+                    tracing::error!("group {}: {error}", replica.id);
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Moves a leadership from who has most to who has least, if that is out
+    /// of balance; the root group's leader sees to that.
+    async fn balance(self: &Arc<Self>, cluster: &Cluster) {
+        let root = *self.root().group.leadership().borrow();
+        let Some(map) = &cluster.map else {
+            return;
+        };
+        if !root.ready || root.leader != Some(self.me) || !cluster.splits.under_way.is_empty() {
+            return;
+        }
+        let mut led: BTreeMap<NodeId, Vec<GroupId>> = BTreeMap::new();
+        for (placed, _) in map.ranges() {
+            for voter in &placed.voters {
+                led.entry(*voter).or_default();
+            }
+        }
+        if !led.keys().all(|voter| self.link.is_alive(*voter)) {
+            return;
+        }
+        for (placed, _) in map.ranges() {
+            let Some(replica) = self.replica(placed.group) else {
+                return;
+            };
+            match replica.group.leader() {
+                Some(leader) => led.entry(leader).or_default().push(placed.group),
+                None => return,
+            }
+        }
+        let most = led.iter().max_by_key(|(_, groups)| groups.len());
+        let Some((_, groups)) = most else {
+            return;
+        };
+        for group in groups.iter().rev() {
+            let Some(placed) = map.placed(*group) else {
+                continue;
+            };
+            let load = |node: &&NodeId| led.get(*node).map_or(usize::MAX, Vec::len);
+            let least = placed.voters.iter().min_by_key(load);
+            if let Some(least) = least
+                && load(&least) + 1 < groups.len()
+            {
+                let soon = Instant::now() + self.timing.call;
+                let work = Work::Transfer { to: *least };
+                // If it doesn't come about, it is tried again.
+                let _ = self.work_once(*group, map.version, work, soon).await;
+                return;
+            }
+        }
+    }
+
+    /// Hands all that this node leads to others, as far as they take it.
+    pub(crate) async fn hand_over_all(self: &Arc<Self>, deadline: Instant) {
+        loop {
+            let replicas = self.replicas();
+            let mut led = replicas
+                .iter()
+                .filter(|replica| replica.group.leader() == Some(self.me))
+                .peekable();
+            if led.peek().is_none() || Instant::now() >= deadline {
+                return;
+            }
+            for replica in led {
+                let voters = replica.group.membership().voters;
+                let progress = replica.group.progress().unwrap_or_default();
+                let next = voters
+                    .iter()
+                    .filter(|node| **node != self.me && self.link.is_alive(**node))
+                    .max_by_key(|node| progress.get(node));
+                if let Some(next) = next {
+                    self.transfer(replica.id, *next).await;
+                }
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Whether this node was removed, as others say; `None` if nobody says.
+    pub(crate) async fn is_removed(self: &Arc<Self>) -> Option<bool> {
+        for peer in self.addresses().into_keys().filter(|peer| *peer != self.me) {
+            let message = Message::IsMember { node: self.me };
+            let told = self.call::<Option<bool>>(peer, &message, self.timing.call);
+            if let Some(Some(member)) = told.await {
+                return Some(!member);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(ids: &[u64]) -> BTreeSet<NodeId> {
+        ids.iter().map(|id| NodeId(*id)).collect()
+    }
+
+    fn next(
+        target: (&[u64], &[u64]),
+        now: (&[u64], &[u64]),
+        caught_up: &[u64],
+        welcome: &[u64],
+    ) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
+        let target = Target {
+            voters: nodes(target.0),
+            learners: nodes(target.1),
+        };
+        let now = Membership {
+            voters: nodes(now.0),
+            learners: nodes(now.1),
+            ..Membership::default()
+        };
+        target.next(&now, &nodes(caught_up), &nodes(welcome))
+    }
+
+    #[test]
+    fn nobody_votes_before_it_has_caught_up() {
+        let all = &[1, 2, 3, 4];
+        let (voters, learners) = next((all, &[]), (&[1, 2, 3], &[]), &[1, 2, 3], all);
+        assert_eq!((voters, learners), (nodes(&[1, 2, 3]), nodes(&[4])));
+        let (voters, learners) = next((all, &[]), (&[1, 2, 3], &[4]), all, all);
+        assert_eq!((voters, learners), (nodes(all), nodes(&[])));
+    }
+
+    #[test]
+    fn who_is_replaced_stays_until_the_other_is_there() {
+        let all = &[1, 2, 3, 4];
+        let target = (&[1, 2, 4][..], &[][..]);
+        let (voters, learners) = next(target, (&[1, 2, 3], &[]), &[1, 2, 3], all);
+        assert_eq!((voters, learners), (nodes(&[1, 2, 3]), nodes(&[4])));
+        let (voters, learners) = next(target, (&[1, 2, 3], &[4]), all, all);
+        assert_eq!((voters, learners), (nodes(&[1, 2, 4]), nodes(&[])));
+        // One that was removed goes at once.
+        let (voters, _) = next(target, (&[1, 2, 3], &[4]), &[1, 2], &[1, 2, 4]);
+        assert_eq!(voters, nodes(&[1, 2]));
+    }
+
+    #[test]
+    fn who_only_listens_has_no_vote() {
+        let (voters, learners) = next(
+            (&[1, 2, 3], &[4]),
+            (&[1, 2, 3], &[4]),
+            &[1, 2, 3, 4],
+            &[1, 2, 3, 4],
+        );
+        assert_eq!((voters, learners), (nodes(&[1, 2, 3]), nodes(&[4])));
+    }
+}
