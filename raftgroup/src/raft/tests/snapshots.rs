@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{Cluster, STORE, simulate};
 use crate::codec::Wire;
@@ -213,9 +213,12 @@ fn a_snapshot_waits_for_the_layer_above_and_others_for_it() {
         *cluster.nodes[&behind].machine.holds.lock() = Some(holds);
         cluster.net.mend(behind);
         let waits = &cluster.nodes[&behind].machine.holds;
-        while waits.lock().is_some() {
-            sleep(Duration::from_millis(10)).await;
-        }
+        let asked = async {
+            while waits.lock().is_some() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), asked).await.unwrap();
         let old = cluster.group(behind).store();
         sleep(Duration::from_secs(30)).await;
         assert!(std::sync::Arc::ptr_eq(&old, &cluster.group(behind).store()));
