@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | none | empty | new: it begins as it is told |
 //! | none | at position 1 of term 0 | born by a split: that position is the end of its log |
-//! | of this term or a later one | any that the log reaches back to | one that goes on |
+//! | with a vote of the store's term or a later one | one that the log reaches back to | one that goes on |
 //! | anything else | | damaged |
 
 use std::collections::BTreeSet;

@@ -363,7 +363,8 @@ impl Cluster {
     /// Waits for a leader among `ids` that may propose, and takes the latest
     /// of those who think that they do.
     pub(crate) async fn leader_of(&self, ids: &[u64]) -> (u64, Term) {
-        loop {
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(600) {
             let leaderships = ids
                 .iter()
                 .map(|id| (*id, *self.group(*id).leadership().borrow()));
@@ -375,6 +376,7 @@ impl Cluster {
             }
             sleep(Duration::from_millis(5)).await;
         }
+        panic!("none of {ids:?} leads");
     }
 
     pub(crate) async fn leader(&self) -> (u64, Term) {
