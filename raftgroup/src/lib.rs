@@ -16,6 +16,7 @@ mod link;
 mod map;
 mod marks;
 mod member;
+mod mend;
 mod message;
 mod node;
 mod opening;

@@ -3,11 +3,11 @@
 //! Kept true: a node has a replica of every group that the map places on it,
 //! as soon as it knows the map; a message for any other group finds nobody.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,6 +28,7 @@ use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
 use crate::map::RangeMap;
 use crate::marks::Told;
 use crate::member::{Member, MemberWork};
+use crate::mend::Gate;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{Begin, Tenders, Timing};
@@ -37,7 +38,7 @@ use crate::runtime::Scope;
 use crate::sequence::Role;
 use crate::split::Copies;
 use crate::watch::{Watch, WatchStream, Watches};
-use crate::{opening, reconcile, rest, split};
+use crate::{mend, opening, reconcile, rest, split};
 
 /// How a node is kept.
 #[derive(Clone, Debug)]
@@ -121,6 +122,9 @@ pub enum NodeFailure {
     /// A replica can't.
     #[error("group {0}: {1}")]
     Group(GroupId, String),
+    /// A replica is damaged.
+    #[error("group {0} is damaged: {1}")]
+    Damaged(GroupId, String),
     /// The network can't be used.
     #[error("network: {0}")]
     Network(std::io::Error),
@@ -150,9 +154,11 @@ pub(crate) struct Inner {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) tenders: Tenders,
     pub(crate) link: Arc<Link>,
-    pub(crate) root: OnceLock<Arc<Replica>>,
+    pub(crate) root: RwLock<Option<Arc<Replica>>>,
     pub(crate) replicas: RwLock<BTreeMap<GroupId, Arc<Replica>>>,
     pub(crate) cluster: watch::Sender<Cluster>,
+    /// Groups whose replicas here are being rebuilt, and why.
+    pub(crate) damaged: Mutex<BTreeMap<GroupId, String>>,
     pub(crate) leases: Leases,
     pub(crate) copies: Copies,
     /// Counts applied entries and marks.
@@ -180,7 +186,15 @@ impl Node {
             .map_err(NodeFailure::Disk)?;
         let mut wal = pontoon_wal::Config::new(config.dir.join("wal"), config.node.0);
         wal.segment_bytes = config.segment_bytes;
-        let (wal, _) = Wal::open(wal, Arc::clone(&disk), Arc::clone(&clock))?;
+        let opened = Wal::open(wal.clone(), Arc::clone(&disk), Arc::clone(&clock));
+        let (wal, _) = match opened {
+            Err(error @ WalError::Damaged(_)) if config.members.len() > 1 => {
+                tracing::error!("the log is set aside, all replicas will be rebuilt: {error}");
+                mend::set_aside(&*disk, &config.dir, "wal").map_err(NodeFailure::Disk)?;
+                Wal::open(wal, Arc::clone(&disk), Arc::clone(&clock))?
+            }
+            opened => opened?,
+        };
         let timing = link::Timing {
             ping: config.timing.heartbeat,
             suspect: config.timing.election_min,
@@ -200,9 +214,10 @@ impl Node {
             tenders: Tenders::new(Arc::clone(&disk)),
             disk,
             link,
-            root: OnceLock::new(),
+            root: RwLock::default(),
             replicas: RwLock::default(),
             cluster: watch::Sender::new(Cluster::default()),
+            damaged: Mutex::default(),
             leases: Leases::default(),
             copies: Copies::default(),
             progress: watch::Sender::new(0),
@@ -212,13 +227,24 @@ impl Node {
             watches: Watches::default(),
             config,
         });
+        let gate = Arc::new(Gate::default());
+        let started = inner
+            .link
+            .start(&inner.scope, Arc::clone(&gate) as Arc<dyn Handler>);
+        started.map_err(NodeFailure::Network)?;
+        inner.link.set_peers(&inner.config.members);
         let first = inner.first_map();
-        let begin = match first.placed(GroupId::ROOT) {
-            Some(placed) => inner.begin(placed),
-            None => None,
+        let begin = first.placed(GroupId::ROOT);
+        let begin = begin.and_then(|placed| inner.begin(placed));
+        let root = inner.open_replica(GroupId::ROOT, begin.unwrap_or(Begin::Empty));
+        let root = match root.await {
+            Err(NodeFailure::Damaged(group, reason)) if inner.config.members.len() > 1 => {
+                tracing::error!("group {group} is rebuilt before anything else: {reason}");
+                inner.rebuild(group, None).await?
+            }
+            root => root?,
         };
-        let begin = begin.unwrap_or(Begin::Empty);
-        let root = inner.open_replica(GroupId::ROOT, begin).await?;
+        gate.open(&inner);
         let leases = inner.leases.read(&root.group.store());
         let cluster = leases
             .and_then(|()| Cluster::read(&root.group.store()))
@@ -230,12 +256,6 @@ impl Node {
             }
             newer
         });
-        let handler = Arc::clone(&inner);
-        inner
-            .link
-            .start(&inner.scope, handler)
-            .map_err(NodeFailure::Network)?;
-        inner.link.set_peers(&inner.config.members);
         inner.scope.spawn(opening::follow_map(Arc::clone(&inner)));
         inner.scope.spawn(split::tend(Arc::clone(&inner)));
         inner.scope.spawn(reconcile::reconcile(Arc::clone(&inner)));
@@ -382,6 +402,29 @@ impl Node {
         self.0.transfer(group, to).await;
     }
 
+    /// Whether a group has a leader that a quorum has heard of late, as far as
+    /// this member can tell.
+    #[must_use]
+    pub fn has_leader(&self, group: GroupId) -> bool {
+        let Some(replica) = self.0.replica(group) else {
+            return false;
+        };
+        match replica.group.leader() {
+            None => false,
+            Some(leader) if leader == self.0.me => {
+                // A quiet group has no signs of life: its members watch each other.
+                let voters = replica.group.membership().voters;
+                let alive = voters.iter().filter(|voter| self.0.link.is_alive(**voter));
+                let heard = replica.group.quorum_age();
+                match replica.group.is_quiet() {
+                    true => 2 * alive.count() > voters.len(),
+                    false => heard.is_some_and(|age| age < self.0.config.timing.election_max),
+                }
+            }
+            Some(leader) => self.0.link.is_alive(leader),
+        }
+    }
+
     /// The range map, if it is known.
     #[must_use]
     pub fn map(&self) -> Option<Arc<RangeMap>> {
@@ -393,6 +436,12 @@ impl Node {
     pub fn status(&self) -> Vec<ReplicaStatus> {
         let replicas = self.0.replicas.read();
         replicas.values().map(|replica| replica.status()).collect()
+    }
+
+    /// Groups whose replicas here are damaged and being rebuilt, and why.
+    #[must_use]
+    pub fn damaged(&self) -> BTreeMap<GroupId, String> {
+        self.0.damaged.lock().clone()
     }
 
     /// Positions and content of a replica, to compare with others.
@@ -469,8 +518,9 @@ impl Inner {
     }
 
     /// The replica of the root group, which every node has.
-    pub(crate) fn root(&self) -> &Arc<Replica> {
-        self.root.get().expect("it is opened first")
+    pub(crate) fn root(&self) -> Arc<Replica> {
+        let root = self.root.read().clone();
+        root.expect("it is opened first")
     }
 
     pub(crate) fn root_applied(&self) -> LogIndex {
@@ -480,7 +530,8 @@ impl Inner {
     /// Waits until the root entry is applied here (rule 15). `false` if that
     /// takes too long.
     pub(crate) async fn root_catches_up(&self, index: LogIndex) -> bool {
-        let applied = self.root().group.wait_applied(index);
+        let root = self.root();
+        let applied = root.group.wait_applied(index);
         tokio::time::timeout(self.timing.call, applied)
             .await
             .is_ok()

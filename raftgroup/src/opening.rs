@@ -72,7 +72,10 @@ impl Inner {
         group: GroupId,
         begin: Begin,
     ) -> Result<Arc<Replica>, NodeFailure> {
-        let failed = |error: GroupFailure| NodeFailure::Group(group, error.to_string());
+        let failed = |error: GroupFailure| match error {
+            GroupFailure::Damaged(reason) => NodeFailure::Damaged(group, reason),
+            error => NodeFailure::Group(group, error.to_string()),
+        };
         let config = GroupConfig {
             begin,
             ..self.group_config(group)
@@ -93,7 +96,7 @@ impl Inner {
         let rounds = Rounds::new(Arc::clone(&opened), self.scope.clone());
         let replica = Arc::new(Replica::new(group, opened, rounds, follow, jobs, notes));
         if group.is_root() {
-            let _ = self.root.set(Arc::clone(&replica));
+            *self.root.write() = Some(Arc::clone(&replica));
         }
         self.replicas.write().insert(group, Arc::clone(&replica));
         let serving = lead::serve(Arc::clone(self), Arc::clone(&replica), queue, told);
@@ -142,7 +145,10 @@ pub(crate) async fn follow_map(node: Arc<Inner>) {
         let map = cluster.borrow_and_update().map.clone();
         if let Some(map) = map {
             for (placed, keys) in map.ranges() {
-                if node.replica(placed.group).is_some() || !placed.members.contains(&node.me) {
+                if node.replica(placed.group).is_some()
+                    || !placed.members.contains(&node.me)
+                    || node.damaged.lock().contains_key(&placed.group)
+                {
                     continue;
                 }
                 let Some(begin) = node.begin(placed) else {
@@ -151,8 +157,10 @@ pub(crate) async fn follow_map(node: Arc<Inner>) {
                 if let Some(parent) = placed.parent {
                     node.watches.split(parent, placed.group, &keys);
                 }
-                if let Err(error) = node.open_replica(placed.group, begin).await {
-                    tracing::error!("{error}");
+                match node.open_replica(placed.group, begin).await {
+                    Ok(_) => {}
+                    Err(NodeFailure::Damaged(group, reason)) => node.mend(group, reason),
+                    Err(error) => tracing::error!("{error}"),
                 }
             }
         }

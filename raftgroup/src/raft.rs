@@ -29,12 +29,10 @@ use pontoon_wal::disk::Disk;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::runtime::Scope;
 
-#[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
 mod begin;
 mod failure;
 mod log;
 mod machine;
-#[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
 mod members;
 mod message;
 mod peers;
@@ -48,12 +46,11 @@ mod tests;
 mod types;
 mod watch_over;
 
-#[allow(unused_imports, reason = "for those who move replicas about")]
 pub(crate) use begin::{Begin, destroy, membership_record};
-#[allow(unused_imports, reason = "for those who watch over replicas")]
 pub(crate) use failure::Stop;
-#[allow(unused_imports, reason = "for those who move replicas about")]
-pub(crate) use members::{Membership, Unchanged};
+pub(crate) use members::Membership;
+#[cfg(test)]
+use members::Unchanged;
 pub(crate) use peers::Peers;
 #[allow(unused_imports, reason = "for those who encode proposals")]
 pub(crate) use record::ROOM_BYTES;
@@ -217,7 +214,6 @@ pub(crate) struct Group {
     log: GroupLog,
     scope: Scope,
     leadership: watch::Receiver<Leadership>,
-    memberships: watch::Receiver<Membership>,
     /// Held by who changes the members.
     changing: tokio::sync::Mutex<()>,
     probe: Arc<Probe>,
@@ -282,7 +278,7 @@ impl Group {
         {
             initialize(&raft, members).await?;
         }
-        let (leadership, memberships) =
+        let leadership =
             watch_over::start(scope, config.node, &raft, &replica, config.log_entries_kept);
         Ok(Arc::new(Self {
             node: config.node,
@@ -292,7 +288,6 @@ impl Group {
             log,
             scope: scope.clone(),
             leadership,
-            memberships,
             changing: tokio::sync::Mutex::default(),
             probe,
             proposals: watch::Sender::new(0),
@@ -392,7 +387,6 @@ impl Group {
     }
 
     /// Stands for election now, if this node is a voter and hears no leader.
-    #[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
     pub(crate) async fn elect(&self) {
         wake(&self.raft, &self.probe);
         // A replica that has stopped leads nothing.
@@ -437,7 +431,6 @@ impl Group {
 
     /// Stops the replica if who read its store has found it damaged, or the
     /// disk failing.
-    #[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
     pub(crate) fn report(&self, error: &EngineError) {
         match Stop::from(error) {
             Stop::Other(_) => {}
@@ -456,7 +449,6 @@ impl Group {
 
     /// Ends it and removes all it has on disk. Before this node may be a
     /// member again, a leader has committed that it is none, or no voter.
-    #[cfg_attr(not(test), allow(dead_code, reason = "the layer above will"))]
     pub(crate) async fn destroy(&self) -> Result<(), GroupFailure> {
         self.close().await;
         self.replica.end().await;

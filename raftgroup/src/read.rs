@@ -178,6 +178,7 @@ impl Inner {
             Err(EngineError::Reject(reject)) => Err(Declined::Reject(reject)),
             Err(EngineError::Undecided(_) | EngineError::Ungranted(_)) => Err(Declined::Again),
             Err(error) => {
+                replica.group.report(&error);
                 tracing::error!("group {}: {error}", replica.id);
                 Err(Declined::Again)
             }
@@ -342,6 +343,7 @@ impl Inner {
                 Err(EngineError::Reject(reject)) => return Err(reject.into()),
                 Err(EngineError::Undecided(_)) => return Ok(None),
                 Err(error) => {
+                    replica.group.report(&error);
                     tracing::error!("group {}: {error}", replica.id);
                     return Err(Failure::Stopped);
                 }

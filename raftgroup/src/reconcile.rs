@@ -34,6 +34,7 @@ pub(crate) async fn reconcile(node: Arc<Inner>) {
     loop {
         let now = cluster.borrow_and_update().clone();
         node.link.set_peers(&node.addresses());
+        node.look_for_damage();
         let mut settled = true;
         for replica in node.replicas() {
             settled &= node.follow_members(&replica, &now).await;

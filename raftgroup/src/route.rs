@@ -208,7 +208,7 @@ impl Inner {
         }
     }
 
-    async fn work_there(
+    pub(crate) async fn work_there(
         self: &Arc<Self>,
         leader: NodeId,
         forward: Forward,

@@ -188,6 +188,7 @@ pub(crate) async fn tend(node: Arc<Inner>) {
         for (child, (parent, keys)) in wanted {
             if node.replica(child).is_none()
                 && !node.has_tree(child)
+                && !node.damaged.lock().contains_key(&child)
                 && !node.copies.under_way.lock().contains_key(&child)
                 && let Some(parent) = node.replica(parent)
             {

@@ -169,7 +169,6 @@ impl WatchStream {
                             continue;
                         }
                     }
-                    Looked::Stopped => return None,
                 }
             }
             let waited = match &mut applied {
@@ -314,8 +313,9 @@ impl WatchStream {
                 }
                 Err(EngineError::Undecided(_)) => return Looked::Nothing,
                 Err(error) => {
+                    replica.group.report(&error);
                     tracing::error!("group {group}: {error}");
-                    return Looked::Stopped;
+                    return Looked::Nothing;
                 }
             }
         }
@@ -339,7 +339,6 @@ enum Looked {
     Nothing,
     /// The keys are not where they were.
     Moved,
-    Stopped,
 }
 
 impl State {

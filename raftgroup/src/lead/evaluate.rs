@@ -101,6 +101,7 @@ impl Lead<'_> {
                 }
                 Err(EngineError::Undecided(_)) => job.finish(Err(Declined::Again)),
                 Err(error) => {
+                    self.replica.group.report(&error);
                     tracing::error!("group {}: {error}", self.replica.id);
                     job.finish(Err(Declined::Again));
                 }

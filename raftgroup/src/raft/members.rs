@@ -79,12 +79,8 @@ impl Group {
         Membership::of(&self.raft.server_metrics().borrow_watched())
     }
 
-    /// The same, to be told of changes.
-    pub(crate) fn memberships(&self) -> watch::Receiver<Membership> {
-        self.memberships.clone()
-    }
-
     /// The voters of the membership in effect.
+    #[cfg(test)]
     pub(crate) fn members(&self) -> BTreeSet<NodeId> {
         self.membership().voters
     }
@@ -159,6 +155,7 @@ impl Group {
 
     /// Makes `node` a learner, if it isn't a member yet. Doesn't wait until
     /// it has anything.
+    #[cfg(test)]
     pub(crate) async fn add_learner(&self, term: Term, node: NodeId) -> Result<(), Unchanged> {
         let _turn = self.changing.try_lock().map_err(|_| Unchanged::Busy)?;
         let now = self.effective().await?;

@@ -16,7 +16,7 @@ use pontoon_engine::Store;
 use crate::position::{NodeId, Term};
 use crate::raft::machine::Replica;
 use crate::raft::types::Types;
-use crate::raft::{Leadership, Membership, Raft};
+use crate::raft::{Leadership, Raft};
 use crate::runtime::Scope;
 
 pub(crate) fn start(
@@ -25,37 +25,28 @@ pub(crate) fn start(
     raft: &Raft,
     replica: &Arc<Replica>,
     log_entries_kept: u64,
-) -> (watch::Receiver<Leadership>, watch::Receiver<Membership>) {
-    let (leadership, membership) = seen(node, &raft.server_metrics().borrow_watched());
-    let says = watch::Sender::new(leadership);
-    let members = watch::Sender::new(membership);
-    let watched = (says.subscribe(), members.subscribe());
-    scope.spawn(say_who_leads(
-        node,
-        raft.clone(),
-        Arc::clone(replica),
-        says,
-        members,
-    ));
+) -> watch::Receiver<Leadership> {
+    let says = watch::Sender::new(seen(node, &raft.server_metrics().borrow_watched()));
+    let leadership = says.subscribe();
+    scope.spawn(say_who_leads(node, raft.clone(), Arc::clone(replica), says));
     scope.spawn(shorten_log(
         raft.clone(),
         replica.stores(),
         log_entries_kept,
     ));
-    watched
+    leadership
 }
 
 /// What openraft says of the group, with nobody ready.
-fn seen(node: NodeId, server: &RaftServerMetrics<Types>) -> (Leadership, Membership) {
+fn seen(node: NodeId, server: &RaftServerMetrics<Types>) -> Leadership {
     // openraft names who won the last election; a leader that was removed
     // has won it, and leads no more.
     let leads = |leader: &u64| *leader != node.0 || server.state == ServerState::Leader;
-    let leadership = Leadership {
+    Leadership {
         term: Term(server.vote.leader_id.term),
         leader: server.current_leader.filter(leads).map(NodeId),
         ready: false,
-    };
-    (leadership, Membership::of(server))
+    }
 }
 
 /// Ends when openraft does, and ends openraft when something else failed.
@@ -64,17 +55,11 @@ async fn say_who_leads(
     raft: Raft,
     replica: Arc<Replica>,
     says: watch::Sender<Leadership>,
-    members: watch::Sender<Membership>,
 ) {
     let mut servers = raft.server_metrics();
     let mut applied = replica.applied();
     loop {
-        let (now, membership) = seen(node, &servers.borrow_and_update());
-        members.send_if_modified(|said| {
-            let differs = *said != membership;
-            *said = membership;
-            differs
-        });
+        let now = seen(node, &servers.borrow_and_update());
         let leads = now.leader == Some(node);
         applied.mark_unchanged();
         let ready = leads && replica.applied_term() == now.term;
