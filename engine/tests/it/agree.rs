@@ -18,6 +18,8 @@ const RUNS: u64 = 450;
 const ACTIONS: u64 = 500;
 const LONG_RUNS: u64 = 5;
 const LONG_ACTIONS: u64 = 5000;
+/// Stores that are split.
+const SPLITS: u64 = 1000;
 
 #[test]
 fn agrees_with_the_model_1() {
@@ -37,6 +39,19 @@ fn agrees_with_the_model_3() {
 #[test]
 fn agrees_with_the_model_4() {
     agrees("4", 0x4000_0000);
+}
+
+#[test]
+fn a_split_store_and_what_was_split_off_agree_with_the_model() {
+    let mut rounds = 0;
+    for seed in 0x5000_0000..0x5000_0000 + SPLITS {
+        let outcome = failure_of(|| both::split_run("/agree/split", seed));
+        if let Some(failure) = outcome {
+            panic!("seed {seed:#x}: {failure}");
+        }
+        rounds += 1;
+    }
+    assert_eq!(rounds, SPLITS);
 }
 
 /// Runs work from seeds, shrinks what fails and tells it.

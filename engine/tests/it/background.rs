@@ -139,6 +139,41 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
 }
 
 #[test]
+fn what_was_split_off_is_shed_and_its_space_used_again() {
+    let config = Config {
+        dirty_bytes_max: 1 << 20,
+        ..Config::default()
+    };
+    tended(config, async |store| {
+        for i in 0..300 {
+            apply(store, (0..10).map(|k| put(10 * i + k, 900)));
+            yield_now().await;
+        }
+        let keys = KeyRange::new(&b"\0"[..], "key-000500");
+        apply_steps(store, vec![Step::Bounds { keys: keys.clone() }]);
+        let hash = store.hash(store.revision()).unwrap();
+        apply_steps(store, vec![Step::Shed]);
+        while store.is_shedding() {
+            assert!(store.dirty_bytes() < 4 << 20);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(store.hash(store.revision()).unwrap(), hash);
+        for _ in 0..2 {
+            apply(store, [put(1, 1)]);
+            store.request_checkpoint();
+            let mut checkpoints = store.checkpoints();
+            checkpoints.changed().await.unwrap();
+        }
+        let (bytes, free) = store.file_bytes();
+        assert!(
+            free > bytes / 2,
+            "{free} of {bytes} bytes can be used again"
+        );
+        assert_eq!(store.count(&keys, store.revision()).unwrap(), 500);
+    });
+}
+
+#[test]
 fn what_is_compacted_is_swept_and_its_space_used_again() {
     let config = Config {
         dirty_bytes_max: 1 << 20,

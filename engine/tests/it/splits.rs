@@ -215,6 +215,12 @@ fn a_child_is_the_same_whenever_it_is_made() {
             "after",
         );
         assert_whole(&disk, Path::new(CHILD));
+        // Each of its two checkpoints has all of it.
+        for page in 0..2 {
+            let damaged = disk.fork();
+            damaged.flip_bit(Path::new(CHILD), page * 4096 * 8 + 999);
+            assert_child(&open_child(&damaged).unwrap(), &expected.outside, "half");
+        }
         // After a restart, and from a snapshot on another machine.
         let snapshot = store.snapshot().unwrap();
         let other = self::disk(seed + 100);
@@ -443,6 +449,37 @@ fn a_flipped_bit_is_reported_and_not_copied() {
     }
     println!("{reported} reported, {harmless} where nothing is copied");
     assert!(reported > 20, "{reported} reported, {harmless} harmless");
+}
+
+#[test]
+fn the_hash_of_a_moment_is_that_of_the_moment_whatever_comes_after() {
+    let work = work(4, 60);
+    let (one, other) = (disk(4), disk(4));
+    let (store, twin) = (open(&one).unwrap(), open(&other).unwrap());
+    let mut moments = Vec::new();
+    for entry in &work.entries {
+        store.apply(entry).unwrap();
+        twin.apply(entry).unwrap();
+        if entry.applied.index % 10 != 0 && entry.applied.index < work.split {
+            store.compact_step(5).unwrap();
+            continue;
+        }
+        moments.push((store.hash_later(), twin.applied_hash().unwrap()));
+    }
+    // The last first: it counts what lies outside.
+    let mut rng = Rng::new(4);
+    while let Some((moment, expected)) = moments.pop() {
+        assert_eq!(moment.finish().unwrap(), expected);
+        store.shed_step(rng.below(40) as usize).unwrap();
+        store.compact_step(rng.below(40) as usize).unwrap();
+    }
+    let end = store.hash_later();
+    assert!(!store.compact_step(1).unwrap(), "it waits for the moment");
+    while store.shed_step(10).unwrap() {}
+    assert!(store.is_shedding(), "and so does this");
+    assert_eq!(end.finish().unwrap(), twin.applied_hash().unwrap());
+    while store.shed_step(10).unwrap() {}
+    assert!(!store.is_shedding());
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Readers, a writer, a sweeper and a checkpointer at once; every answer is
-//! checked. On real threads, or (with the feature `shuttle`) in orders that a
+//! Readers, a writer, a sweeper, a checkpointer and a copier at once; every
+//! answer is checked, and so is what is split off in the end. On real threads, or (with the feature `shuttle`) in orders that a
 //! scheduler chooses.
 
 use std::collections::BTreeMap;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pontoon_engine::{
-    Applied, Config, Effect, EngineError, Entry, Event, EventKind, KeyRange, Reject, Revision,
-    Step, Store,
+    Applied, Config, ContentHash, Copying, Effect, EngineError, Entry, Event, EventKind, KeyRange,
+    KvRef, Reject, Revision, Step, Store,
 };
 use pontoon_wal::disk::Disk;
 use pontoon_wal::disk::sim::{Rng, SimDisk};
@@ -26,6 +26,7 @@ struct Size {
     readers: u64,
     reads: u64,
     checkpoints: u64,
+    copies: u64,
 }
 
 /// What is live after each revision.
@@ -209,8 +210,61 @@ fn is_answered(result: Result<(), EngineError>) -> bool {
     }
 }
 
+/// The hash once each entry is applied, from a store that does nothing else.
+fn hashes(plan: &Plan) -> Vec<ContentHash> {
+    let disk = SimDisk::new(0);
+    disk.create_dir(Path::new("/data")).unwrap();
+    let store = Store::open(&disk, Path::new("/data/tree"), Config::default()).unwrap();
+    let mut hashes = vec![store.applied_hash().unwrap().1];
+    for entry in &plan.entries {
+        store.apply(entry).unwrap();
+        hashes.push(store.applied_hash().unwrap().1);
+    }
+    hashes
+}
+
+/// Decides what is undecided, splits the store and compares what was split off.
+fn split(store: &Arc<Store>, disk: &SimDisk, plan: &Plan, copying: Copying, keys: &KeyRange) {
+    let undecided = store.undecided().into_iter();
+    let mut steps: Vec<_> = undecided
+        .map(|revision| Step::Commit { revision })
+        .collect();
+    let end = keys.key.clone();
+    steps.push(Step::Bounds {
+        keys: KeyRange::new(&b"\0"[..], end),
+    });
+    let applied = Applied {
+        index: store.applied().index + 1,
+        term: 1,
+        leader: 1,
+    };
+    store.apply(&Entry { applied, steps }).unwrap();
+    copying.finish(&[]).unwrap();
+    let child = Store::open(disk, Path::new("/data/child"), Config::default()).unwrap();
+    for at in child.floor().0.max(1)..=child.revision().0 {
+        let mut found = BTreeMap::new();
+        let mut visit = |kv: KvRef<'_>| {
+            let value = Bytes::copy_from_slice(kv.value);
+            found.insert(Bytes::copy_from_slice(kv.key), value);
+            true
+        };
+        child
+            .scan(&KeyRange::all(), Revision(at), &mut visit)
+            .unwrap();
+        let mut expected = plan.states[&at].clone();
+        expected.retain(|key, _| keys.contains(key));
+        assert_eq!(found, expected, "at {at}");
+        let count = child.count(&KeyRange::all(), Revision(at)).unwrap();
+        assert_eq!(count, expected.len() as i64, "at {at}");
+    }
+    let (from, through) = (child.floor().max(Revision(2)), child.revision());
+    let ours = child.events(&KeyRange::all(), from, through, true).unwrap();
+    assert_eq!(ours, store.events(keys, from, through, true).unwrap());
+}
+
 fn meet(seed: u64, size: Size) {
     let plan = Arc::new(plan(seed, size));
+    let hashes = Arc::new(hashes(&plan));
     let disk = SimDisk::new(seed);
     disk.create_dir(Path::new("/data")).unwrap();
     // A small window, so that events come from the tables too.
@@ -233,11 +287,27 @@ fn meet(seed: u64, size: Size) {
         let store = Arc::clone(&store);
         threads.push(thread::spawn(move || {
             for _ in 0..size.checkpoints {
+                let moment = store.hash_later();
                 store.checkpoint().unwrap();
+                let (applied, hash) = moment.finish().unwrap();
+                assert_eq!(hash, hashes[applied.index as usize], "{applied:?}");
                 store.compact_step(3).unwrap();
             }
         }));
     }
+    let keys = KeyRange::new(format!("key-{:04}", size.keys / 2), &b"\0"[..]);
+    let copier = {
+        let (store, keys) = (Arc::clone(&store), keys.clone());
+        let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+        thread::spawn(move || {
+            let path = Path::new("/data/child");
+            let mut copying = Copying::begin(&store, &disk, path, Config::default(), keys).unwrap();
+            for _ in 0..size.copies {
+                copying.advance().unwrap();
+            }
+            copying
+        })
+    };
     {
         let (store, plan) = (Arc::clone(&store), Arc::clone(&plan));
         threads.push(thread::spawn(move || {
@@ -249,6 +319,7 @@ fn meet(seed: u64, size: Size) {
     for thread in threads {
         thread.join().unwrap();
     }
+    split(&store, &disk, &plan, copier.join().unwrap(), &keys);
     store.checkpoint().unwrap();
     read(&store, &plan, &mut Rng::new(seed));
     let hash = store.applied_hash().unwrap();
@@ -270,6 +341,7 @@ fn readers_at_pinned_revisions_see_what_never_changes() {
             readers: 3,
             reads: 60,
             checkpoints: 60,
+            copies: 100,
         };
         meet(seed, size);
     }
@@ -284,6 +356,7 @@ fn readers_at_pinned_revisions_see_what_never_changes_in_any_order() {
         readers: 2,
         reads: 3,
         checkpoints: 3,
+        copies: 12,
     };
     shuttle::check_random(move || meet(1, size), 1500);
     shuttle::check_pct(move || meet(2, size), 1500, 3);

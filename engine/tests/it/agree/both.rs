@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pontoon_engine::{
-    Answer, Applied, Config, Effects, EngineError, Entry, Evaluated, KeyRange, Pending, Range,
-    Reject, Request, Revision, Step, Store, Ticket, check, evaluate, range,
+    Answer, Applied, Config, Copying, Effects, EngineError, Entry, Evaluated, KeyRange, Pending,
+    Range, Reject, Request, Revision, Step, Store, Ticket, check, evaluate, range,
 };
 use pontoon_wal::disk::Disk;
 use pontoon_wal::disk::sim::SimDisk;
@@ -15,12 +16,18 @@ use pontoon_wal::disk::sim::SimDisk;
 use crate::model::Model;
 use crate::ops::{Action, Pace, TXN_OPS_MAX};
 
+mod split;
+
+pub(super) use split::split_run;
+
 /// With what the layers above would keep: the log since the last checkpoint,
 /// the queue of requests, the staged keys.
 pub(super) struct Both {
     path: String,
     disk: SimDisk,
-    store: Store,
+    store: Arc<Store>,
+    /// A copy of the keys that will be split off.
+    copying: Option<Copying>,
     log: VecDeque<Entry>,
     log_index: u64,
     pending: Pending,
@@ -57,6 +64,7 @@ impl Both {
             path: path.into(),
             disk,
             store,
+            copying: None,
             log: VecDeque::new(),
             log_index: 0,
             pending: Pending::new(),
@@ -394,6 +402,7 @@ impl Both {
     /// What was applied since the last checkpoint may be lost, and is applied again.
     fn power_cut(&mut self, seed: u64) -> Result<(), String> {
         let hash = self.store.applied_hash().map_err(text)?;
+        self.copying = None;
         self.disk = self.disk.power_cut(seed);
         self.store = open(&self.disk, &self.path)?;
         let checkpoint = self.log_index - self.log.len() as u64;
@@ -431,8 +440,9 @@ impl Both {
     }
 }
 
-fn open(disk: &SimDisk, path: &str) -> Result<Store, String> {
-    Store::open(disk, Path::new(path), Config::default()).map_err(text)
+fn open(disk: &SimDisk, path: &str) -> Result<Arc<Store>, String> {
+    let store = Store::open(disk, Path::new(path), Config::default());
+    store.map(Arc::new).map_err(text)
 }
 
 /// Sorts refusals, which the model has too, from errors, which it doesn't.
