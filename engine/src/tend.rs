@@ -44,9 +44,7 @@ impl Store {
                     tokio::task::yield_now().await;
                 }
                 checkpoint.finish(self)?;
-            } else if self.compact_step(self.sweep_changes()?)? {
-                tokio::time::sleep(SWEEP_PAUSE).await;
-            } else if self.shed_step(SHED_RECORDS)? {
+            } else if self.compact_step(self.sweep_changes()?)? || self.shed_step(SHED_RECORDS)? {
                 tokio::time::sleep(SWEEP_PAUSE).await;
             } else if timeout_at(scrub_at, self.wake.notified()).await.is_err() {
                 scrubbed = self.scrub(scrubbed).map_err(|error| self.stop(error))?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pontoon_engine::format::{LAYOUTS, PAGE_BYTES};
 use pontoon_engine::inspect::{self, Selection};
-use pontoon_engine::{Applied, Config, Effect, Entry, Install, Revision, Step, Store};
+use pontoon_engine::{Applied, Config, Effect, Entry, Install, KeyRange, Revision, Step, Store};
 use pontoon_wal::disk::sim::SimDisk;
 use pontoon_wal::disk::{Backend, Disk as _, RealDisk};
 use serde_json::Value;
@@ -388,7 +388,7 @@ fn dump_shows_every_entry_in_order() {
     );
     assert!(text.contains("staged page "), "{text}");
     assert!(
-        text.contains(" \"/held\" at 336.0 put lease 9 value \"later\"\n"),
+        text.contains(" \"/held\" at 336.1 put lease 9 value \"later\"\n"),
         "{text}"
     );
     assert!(text.contains(" \"zero\\x00key\" lease -5\n"), "{text}");
@@ -845,12 +845,12 @@ fn random_key(rng: &mut Rng) -> Bytes {
     key.into()
 }
 
-fn random_effects(rng: &mut Rng, held: &[Bytes]) -> Vec<Effect> {
+fn random_effects(rng: &mut Rng, keys: &KeyRange, held: &[Bytes]) -> Vec<Effect> {
     let mut effects = Vec::new();
     let most = if rng.below(10) == 0 { 60 } else { 3 };
     for _ in 0..1 + rng.below(most) {
         let key = random_key(rng);
-        if held.contains(&key) {
+        if held.contains(&key) || !keys.contains(&key) {
             continue;
         }
         let most = [10, 300, 7000][rng.below(3)];
@@ -866,7 +866,7 @@ fn random_effects(rng: &mut Rng, held: &[Bytes]) -> Vec<Effect> {
     effects
 }
 
-/// Writes, stages, compactions and sweeps in any order, checked whenever a
+/// Writes, stages, compactions, splits and sweeps in any order, checked whenever a
 /// checkpoint is there.
 #[test]
 fn whatever_was_applied_is_clean() {
@@ -885,9 +885,10 @@ fn whatever_was_applied_is_clean() {
                 index: store.applied().index,
                 revision: store.last_revision().0,
             };
+            let bounds = store.bounds();
             match rng.below(20) {
                 0 if stages.len() < 3 => {
-                    let (revision, effects) = (to.next(), random_effects(&mut rng, &held));
+                    let (revision, effects) = (to.next(), random_effects(&mut rng, &bounds, &held));
                     let keys = effects.iter().map(|effect| effect.key().clone()).collect();
                     stages.push((revision, keys));
                     let subs = (0..effects.len() as u32).collect();
@@ -931,7 +932,15 @@ fn whatever_was_applied_is_clean() {
                     drop(store);
                     store = open();
                 }
-                _ => to.write(random_effects(&mut rng, &held)),
+                9 if rng.below(6) == 0 => {
+                    let keys = KeyRange::new(&b"\0"[..], random_key(&mut rng));
+                    if bounds.covers(&keys) && held.iter().all(|key| keys.contains(key)) {
+                        to.step(Step::Bounds { keys });
+                    }
+                }
+                10 if rng.below(6) == 0 => to.step(Step::Shed),
+                11 => drop(store.shed_step(rng.below(40)).unwrap()),
+                _ => to.write(random_effects(&mut rng, &bounds, &held)),
             }
         }
     }
