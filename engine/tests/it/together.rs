@@ -225,22 +225,27 @@ fn hashes(plan: &Plan) -> Vec<ContentHash> {
 
 /// Decides what is undecided, splits the store and compares what was split off.
 fn split(store: &Arc<Store>, disk: &SimDisk, plan: &Plan, copying: Copying, keys: &KeyRange) {
-    let undecided = store.undecided().into_iter();
-    let mut steps: Vec<_> = undecided
-        .map(|revision| Step::Commit { revision })
-        .collect();
-    let end = keys.key.clone();
-    steps.push(Step::Bounds {
-        keys: KeyRange::new(&b"\0"[..], end),
-    });
-    let applied = Applied {
-        index: store.applied().index + 1,
-        term: 1,
-        leader: 1,
+    let apply = |steps| {
+        let applied = Applied {
+            index: store.applied().index + 1,
+            term: 1,
+            leader: 1,
+        };
+        store.apply(&Entry { applied, steps }).unwrap();
     };
-    store.apply(&Entry { applied, steps }).unwrap();
+    let hash = |store: &Store| store.applied_hash().unwrap().1.keys;
+    let undecided = store.undecided().into_iter();
+    apply(
+        undecided
+            .map(|revision| Step::Commit { revision })
+            .collect(),
+    );
+    let whole = hash(store);
+    let below = KeyRange::new(&b"\0"[..], keys.key.clone());
+    apply(vec![Step::Bounds { keys: below }]);
     copying.finish(&[]).unwrap();
     let child = Store::open(disk, Path::new("/data/child"), Config::default()).unwrap();
+    assert_eq!(hash(store).wrapping_add(hash(&child)), whole);
     for at in child.floor().0.max(1)..=child.revision().0 {
         let mut found = BTreeMap::new();
         let mut visit = |kv: KvRef<'_>| {
