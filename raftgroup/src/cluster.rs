@@ -6,9 +6,9 @@ use bytes::Bytes;
 use pontoon_engine::{EngineError, Revision, Step, Store};
 
 use crate::codec::Wire;
-use crate::lead::Damaged;
+use crate::lead::{Alarms, Damaged};
 use crate::map::RangeMap;
-use crate::member::{self, Members};
+use crate::member::{self, Alarm, Members};
 use crate::position::{GroupId, LogIndex, NodeId};
 use crate::split::Splits;
 
@@ -18,6 +18,7 @@ const CEILING: &[u8] = b"cluster/ceiling";
 const SPLITS: &[u8] = b"cluster/splits";
 const MEMBERS: &[u8] = b"cluster/members";
 const DAMAGED: &[u8] = b"cluster/damaged";
+const ALARMS: &[u8] = b"cluster/alarms";
 
 /// What is known of the cluster.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +32,7 @@ pub(crate) struct Cluster {
     pub(crate) members: Option<Arc<Members>>,
     /// Who must not be counted in which group.
     pub(crate) damaged: Damaged,
+    pub(crate) alarms: Alarms,
     /// What is below it is compacted, or about to be.
     pub(crate) floor: Revision,
     /// The entry that last changed what requests are evaluated on, or a later one.
@@ -45,7 +47,7 @@ impl Cluster {
             changed: LogIndex(store.applied().index),
             ..Self::default()
         };
-        for name in [MAP, CEILING, SPLITS, MEMBERS, DAMAGED] {
+        for name in [MAP, CEILING, SPLITS, MEMBERS, DAMAGED, ALARMS] {
             if let Some(content) = store.record(name)? {
                 cluster.record(name, content);
             }
@@ -68,7 +70,7 @@ impl Cluster {
                     content: Some(content),
                 } => {
                     news |= self.record(name, content.clone());
-                    if name == MAP {
+                    if name == MAP || name == ALARMS {
                         self.changed = index;
                     }
                 }
@@ -92,6 +94,10 @@ impl Cluster {
             DAMAGED => match Vec::decode(content) {
                 Some(damaged) => self.damaged = damaged.into_iter().collect(),
                 None => tracing::error!("what the root group says of damage makes no sense"),
+            },
+            ALARMS => match Vec::decode(content) {
+                Some(alarms) => self.alarms = alarms.into_iter().collect(),
+                None => tracing::error!("the alarms in the root group make no sense"),
             },
             SPLITS => match Splits::decode(content) {
                 Some(splits) => self.splits = splits,
@@ -127,6 +133,12 @@ pub(crate) fn members_step(members: &Members) -> Step {
 pub(crate) fn damaged_step(damaged: &Damaged) -> Step {
     let list: Vec<(GroupId, NodeId)> = damaged.iter().copied().collect();
     set(DAMAGED, list.encode())
+}
+
+/// Sets the alarms.
+pub(crate) fn alarms_step(alarms: &Alarms) -> Step {
+    let list: Vec<(Alarm, NodeId)> = alarms.iter().copied().collect();
+    set(ALARMS, list.encode())
 }
 
 fn set(name: &'static [u8], content: Bytes) -> Step {

@@ -51,7 +51,7 @@ mod txn;
 pub(crate) use evaluate::is_read_only;
 use latches::Latches;
 use leases::Lessor;
-pub(crate) use members::Damaged;
+pub(crate) use members::{Alarms, Damaged};
 pub(crate) use propose::propose_and_wait;
 use reads::Waiting;
 use session::Session;
@@ -195,6 +195,8 @@ enum Freight {
     /// Something about splits, in the root group.
     Noted,
     Members,
+    /// An entry at which replicas are compared.
+    Compare,
 }
 
 impl Flight {
@@ -281,6 +283,9 @@ struct Lead<'a> {
     /// Changes of members that are not proposed yet, and whether one is.
     member_jobs: Vec<Job>,
     changing_members: bool,
+    /// When replicas are compared next, and the entry of the last time.
+    compare_at: Instant,
+    compared: LogIndex,
     /// What was granted, while there are answers that name its tickets.
     grants: Vec<(Ticket, usize, Revision)>,
     /// A flight had no effect: nothing new until all have ended, and not at
@@ -371,6 +376,8 @@ impl<'a> Lead<'a> {
             splits: SplitsHere::of(&records),
             member_jobs: Vec::new(),
             changing_members: false,
+            compare_at: Instant::now() + node.config.compare_every,
+            compared: replica.applied(),
             grants: Vec::new(),
             draining: false,
             resting: false,
@@ -516,13 +523,23 @@ impl<'a> Lead<'a> {
             Note::RootTxn { ask, reply } => self.root_txn(ask, reply).await,
             Note::Split(splitting) => self.freeze(splitting),
             Note::Found { txn, fate } => self.found(txn, fate),
-            Note::Revoked { lease, revision } => self.revoked(lease, revision),
+            Note::Revoked {
+                lease,
+                revision,
+                groups,
+            } => self.revoked(lease, revision, &groups),
         }
     }
 
     /// When something is to be looked at again.
     fn due(&self) -> Option<Instant> {
-        let dues = [self.txns_due(), self.lessor.due(), self.splits.due()];
+        let busy = self.applied.1 > self.compared;
+        let dues = [
+            self.txns_due(),
+            self.lessor.due(),
+            self.splits.due(),
+            busy.then_some(self.compare_at),
+        ];
         dues.into_iter().flatten().min()
     }
 
@@ -544,6 +561,7 @@ impl<'a> Lead<'a> {
         self.propose_leases().await;
         self.advance_splits(cluster).await;
         self.change_members(cluster).await;
+        self.propose_comparison().await;
         while !self.held.is_empty() && self.may_evaluate() {
             let held = self.held.len();
             self.evaluate().await;
@@ -597,6 +615,7 @@ impl<'a> Lead<'a> {
                     Freight::Shed => self.shed_landed(true),
                     Freight::Noted => self.noted(),
                     Freight::Members => self.changing_members = false,
+                    Freight::Compare => self.compare(index),
                     Freight::Reach | Freight::Leases => {}
                 }
                 self.leases_landed(id);
@@ -682,6 +701,32 @@ impl<'a> Lead<'a> {
             Some(first) => self.applied.0.min(first.previous()),
             None => self.applied.0,
         }
+    }
+
+    /// Puts an entry into the log at which replicas are compared, if it is
+    /// time and something has happened since the last.
+    async fn propose_comparison(&mut self) {
+        let now = Instant::now();
+        if self.compare_at > now || self.applied.1 <= self.compared || self.draining {
+            return;
+        }
+        self.compare_at = now + self.node.config.compare_every;
+        let flight = Flight {
+            id: self.launched,
+            first: Revision(0),
+            last: Revision(0),
+            freight: Freight::Compare,
+        };
+        let steps = vec![crate::compare::step(self.term)];
+        self.launch(flight, steps, |_| ()).await;
+    }
+
+    fn compare(&mut self, index: LogIndex) {
+        self.compared = index;
+        let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
+        self.node
+            .scope
+            .spawn(async move { node.compare(&replica, index).await });
     }
 
     /// All flights have ended, some without effect: begin again with what is there.

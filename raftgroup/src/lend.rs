@@ -187,6 +187,7 @@ impl Inner {
         name: LeaseName,
     ) {
         let mut revision = None;
+        let mut registered = Vec::new();
         loop {
             let leadership = *root.group.leadership().borrow();
             if !leadership.ready || leadership.term != term {
@@ -199,6 +200,7 @@ impl Inner {
             if revision.is_none() {
                 let mut groups = vec![GroupId::ROOT];
                 groups.extend(lease.groups.iter().filter(|group| !group.is_root()));
+                registered = lease.groups;
                 let deadline = Instant::now() + 4 * self.timing.call;
                 let gone = gone_step(name.id);
                 match self.revoke_once(name.id, &groups, gone, deadline).await {
@@ -211,7 +213,10 @@ impl Inner {
             // The decision takes the lease with it.
             tokio::time::sleep(RETRY).await;
         }
-        let lease = name;
-        let _ = root.notes.send(Note::Revoked { lease, revision });
+        let _ = root.notes.send(Note::Revoked {
+            lease: name,
+            revision,
+            groups: registered,
+        });
     }
 }

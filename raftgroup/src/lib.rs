@@ -7,6 +7,7 @@
 mod cluster;
 mod codec;
 mod command;
+mod compare;
 mod error;
 mod lead;
 mod lease;
@@ -41,7 +42,7 @@ pub use link::{
     SimNetwork, Stream, TcpConfig, TcpNetwork, Timing as LinkTiming, Unsent, Wrap,
 };
 pub use map::{Placed, RangeMap, profile};
-pub use member::{Member, MemberReject};
+pub use member::{Alarm, Member, MemberReject};
 pub use node::{Config, Node, NodeFailure, ReplicaStatus};
 pub use position::{GroupId, LogIndex, NodeId, Term};
 pub use raft::Timing;

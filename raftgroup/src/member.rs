@@ -65,6 +65,17 @@ wire!(enum MemberReject {
     0 => Exists, 1 => NotFound, 2 => NotLearner, 3 => NotInSync, 4 => NotEnough,
 });
 
+/// What is wrong with a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Alarm {
+    /// Its disk is full, or its quota is used up.
+    NoSpace,
+    /// It holds something else than the others.
+    Corrupt,
+}
+
+wire!(enum Alarm { 0 => NoSpace, 1 => Corrupt });
+
 /// Work of the root group's leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MemberWork {
@@ -92,6 +103,12 @@ pub(crate) enum MemberWork {
         id: NodeId,
         group: GroupId,
     },
+    /// Raises an alarm, or ends it.
+    Alarm {
+        id: NodeId,
+        alarm: Alarm,
+        on: bool,
+    },
 }
 
 wire!(enum MemberWork {
@@ -101,6 +118,7 @@ wire!(enum MemberWork {
     3 => Update { id, address },
     4 => Damaged { id, group },
     5 => Rebuilt { id, group },
+    6 => Alarm { id, alarm, on },
 });
 
 /// How a group's leader counts a node.

@@ -46,6 +46,9 @@ pub(crate) enum Message {
     /// Whether a node is a member, as another knows; answered with an
     /// `Option<bool>`.
     IsMember { node: NodeId },
+    /// What a replica held at an entry; answered with an `Option` of a
+    /// [`crate::compare::Compared`].
+    Compared { group: GroupId, index: LogIndex },
 }
 
 wire!(enum Message {
@@ -61,6 +64,7 @@ wire!(enum Message {
     9 => TxnGrant(grant),
     10 => SplitReady { child },
     11 => IsMember { node },
+    12 => Compared { group, index },
 });
 
 /// Whether something was taken note of.

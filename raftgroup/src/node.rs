@@ -27,7 +27,7 @@ use crate::lease::{LeaseGranted, LeaseStatus, Leases};
 use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
 use crate::map::RangeMap;
 use crate::marks::Told;
-use crate::member::{Member, MemberWork};
+use crate::member::{Alarm, Member, MemberWork};
 use crate::mend::Gate;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
@@ -38,7 +38,7 @@ use crate::runtime::Scope;
 use crate::sequence::Role;
 use crate::split::Copies;
 use crate::watch::{Watch, WatchStream, Watches};
-use crate::{mend, opening, reconcile, rest, split};
+use crate::{compare, mend, opening, reconcile, rest, split};
 
 /// How a node is kept.
 #[derive(Clone, Debug)]
@@ -75,6 +75,8 @@ pub struct Config {
     pub segment_bytes: u32,
     /// After how much silence a group's timers rest.
     pub quiet_after: Duration,
+    /// Between two comparisons of a group's replicas, while it is written to.
+    pub compare_every: Duration,
     /// The shortest life of a lease.
     pub lease_ttl_secs_min: i64,
     /// What this node takes for a second of a lease's life.
@@ -107,6 +109,7 @@ impl Config {
             log_bytes_max: 256 << 20,
             segment_bytes: 32 << 20,
             quiet_after: Duration::from_secs(5),
+            compare_every: Duration::from_secs(60),
             lease_ttl_secs_min: 2,
             second: Duration::from_secs(1),
         }
@@ -438,6 +441,26 @@ impl Node {
         replicas.values().map(|replica| replica.status()).collect()
     }
 
+    /// Alarms that are on, as this member knows.
+    #[must_use]
+    pub fn alarms(&self) -> Vec<(Alarm, NodeId)> {
+        let cluster = self.0.cluster.borrow();
+        cluster.alarms.iter().copied().collect()
+    }
+
+    /// Raises an alarm about a member, or ends it.
+    pub async fn alarm(
+        &self,
+        id: NodeId,
+        alarm: Alarm,
+        on: bool,
+        within: Duration,
+    ) -> Result<(), Failure> {
+        let work = MemberWork::Alarm { id, alarm, on };
+        let deadline = Instant::now() + within;
+        self.0.change_members(work, deadline).await.map(|_| ())
+    }
+
     /// Groups whose replicas here are damaged and being rebuilt, and why.
     #[must_use]
     pub fn damaged(&self) -> BTreeMap<GroupId, String> {
@@ -629,6 +652,9 @@ impl Inner {
         if group.is_root() {
             self.root_applied_entry(store, index, steps);
         }
+        if steps.iter().any(compare::is_about) {
+            self.note_content(group, store, index);
+        }
         // (A snapshot has no steps, and may have brought anything.)
         if steps.is_empty() || steps.iter().any(split::is_about) {
             self.copies.news.notify_one();
@@ -719,6 +745,9 @@ impl Handler for Inner {
             Message::SplitReady { child } => {
                 let heard: Heard = self.copies.is_ready(child);
                 reply.send(heard.encode());
+            }
+            Message::Compared { group, index } => {
+                reply.send(self.content_at(group, index).encode());
             }
             Message::IsMember { node } => {
                 let members = self.cluster.borrow().members.clone();

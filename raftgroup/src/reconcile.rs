@@ -45,9 +45,8 @@ pub(crate) async fn reconcile(node: Arc<Inner>) {
             node.balance(&now).await;
         }
         let pause = if settled { BALANCE_EVERY / 2 } else { EVERY };
-        match tokio::time::timeout(pause, cluster.changed()).await {
-            Ok(Err(_)) => return,
-            Ok(Ok(())) | Err(_) => {}
+        if let Ok(Err(_)) = tokio::time::timeout(pause, cluster.changed()).await {
+            return;
         }
     }
 }

@@ -15,6 +15,7 @@ use pontoon_engine::{Revision, Step, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::command::Command;
+use crate::compare::Compared;
 use crate::lease::LeaseName;
 use crate::link::Reply;
 use crate::map::Touches;
@@ -49,6 +50,8 @@ pub(crate) struct Replica {
     pub(crate) notes: mpsc::UnboundedSender<Note>,
     /// The highest revision that this member has answered from here (rule 16).
     answered: AtomicI64,
+    /// What it held when replicas were last compared.
+    pub(crate) compared: Mutex<Option<Compared>>,
     /// Something was asked since it was last looked whether the group is quiet.
     pub(crate) busy: AtomicBool,
 }
@@ -76,10 +79,12 @@ pub(crate) enum Note {
     },
     /// A quorum has copied what is to be split off.
     Split(Splitting),
-    /// A lease was revoked, at a revision if keys hung on it.
+    /// A lease was revoked, at a revision if keys hung on it in one of the
+    /// groups.
     Revoked {
         lease: LeaseName,
         revision: Option<Revision>,
+        groups: Vec<GroupId>,
     },
 }
 
@@ -108,6 +113,7 @@ impl Replica {
             jobs,
             notes,
             answered: AtomicI64::new(0),
+            compared: Mutex::default(),
             busy: AtomicBool::new(true),
         }
     }

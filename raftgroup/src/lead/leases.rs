@@ -376,16 +376,25 @@ impl Lead<'_> {
     }
 
     /// A lease was revoked at a revision, or nothing hangs on it.
-    pub(super) fn revoked(&mut self, name: LeaseName, revision: Option<Revision>) {
+    pub(super) fn revoked(
+        &mut self,
+        name: LeaseName,
+        revision: Option<Revision>,
+        groups: &[GroupId],
+    ) {
         let still = self.node.leases.get(name.id);
-        let still = still.filter(|lease| lease.birth == name.birth);
-        match (revision, still) {
-            (None, Some(_)) => return self.change_lease(name.id, None, None),
-            (_, still) => {
-                if still.is_none() {
-                    self.lessor.deadlines.remove(name.id);
-                    self.lessor.ending.remove(&name.id);
-                }
+        match still.filter(|lease| lease.birth == name.birth) {
+            // A lease without keys takes no revision, so nobody has noticed if
+            // one of its groups was split meanwhile.
+            Some(lease) if lease.groups != groups || self.splits.holds_leases() => {
+                let jobs = self.lessor.driven.remove(&name.id).unwrap_or_default();
+                return self.drive(name.id, &lease, jobs);
+            }
+            Some(_) if revision.is_none() => return self.change_lease(name.id, None, None),
+            Some(_) => {}
+            None => {
+                self.lessor.deadlines.remove(name.id);
+                self.lessor.ending.remove(&name.id);
             }
         }
         let revision = revision.unwrap_or(self.newest());

@@ -8,15 +8,18 @@ use std::collections::BTreeSet;
 use pontoon_engine::{Revision, Step};
 
 use super::{Flight, Freight, Lead};
-use crate::cluster::{Cluster, damaged_step, map_step, members_step};
+use crate::cluster::{Cluster, alarms_step, damaged_step, map_step, members_step};
 use crate::map::RangeMap;
-use crate::member::{Counted, MemberReject, MemberWork, Members};
+use crate::member::{Alarm, Counted, MemberReject, MemberWork, Members};
 use crate::message::{Answered, Declined, Done, Work};
 use crate::position::{GroupId, NodeId};
 use crate::replica::Job;
 
 /// So many entries behind is in sync.
 const IN_SYNC_ENTRIES: u64 = 64;
+
+/// Alarms that are on.
+pub(crate) type Alarms = BTreeSet<(Alarm, NodeId)>;
 
 /// Who must not be counted where.
 pub(crate) type Damaged = BTreeSet<(GroupId, NodeId)>;
@@ -47,13 +50,18 @@ impl Lead<'_> {
         let change = Change {
             members: (**members).clone(),
             damaged: cluster.damaged.clone(),
+            alarms: cluster.alarms.clone(),
         };
+        let alarms_only = matches!(work, MemberWork::Alarm { .. });
         let changed = match change.with(work.clone()) {
             Ok(changed) => changed,
             Err(reject) => return job.finish(Err(Declined::Member(reject))),
         };
         self.changing_members = true;
-        let steps = changed.steps(map);
+        let steps = match alarms_only {
+            true => vec![alarms_step(&changed.alarms)],
+            false => changed.steps(map),
+        };
         let flight = Flight {
             id: self.launched,
             first: Revision(0),
@@ -109,6 +117,7 @@ impl Lead<'_> {
 struct Change {
     members: Members,
     damaged: Damaged,
+    alarms: Alarms,
 }
 
 impl Change {
@@ -133,6 +142,7 @@ impl Change {
                 known(&self.members, id)?;
                 self.members.remove(&id);
                 self.damaged.retain(|(_, node)| *node != id);
+                self.alarms.retain(|(_, node)| *node != id);
                 if self.members.values().all(|member| member.learner) {
                     return Err(MemberReject::NotEnough);
                 }
@@ -148,6 +158,12 @@ impl Change {
             MemberWork::Rebuilt { id, group } => {
                 self.damaged.remove(&(group, id));
             }
+            MemberWork::Alarm { id, alarm, on } => {
+                match on {
+                    true => self.alarms.insert((alarm, id)),
+                    false => self.alarms.remove(&(alarm, id)),
+                };
+            }
         }
         Ok(self)
     }
@@ -156,6 +172,7 @@ impl Change {
         vec![
             members_step(&self.members),
             damaged_step(&self.damaged),
+            alarms_step(&self.alarms),
             map_step(&map.placed_on(&self.members)),
         ]
     }

@@ -21,7 +21,6 @@ use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::begin::membership;
 use crate::raft::types::{LogId, Types};
 use crate::raft::{Group, Leadership, place};
-use crate::runtime::watched as watch;
 
 /// Who belongs to a group, as a replica knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
