@@ -360,7 +360,7 @@ impl<'a> Lead<'a> {
             source,
             pending: Pending::new(),
             ticket: 0,
-            base: store.revision(),
+            base: store.last_revision(),
             last: store.last_revision(),
             asked: VecDeque::new(),
             flights: VecDeque::new(),
@@ -742,7 +742,7 @@ impl<'a> Lead<'a> {
         self.ticket = 0;
         self.grants.clear();
         self.last = store.last_revision();
-        self.base = self.base.max(store.revision());
+        self.base = self.base.max(store.last_revision());
         match &mut self.source {
             Source::Own => {}
             Source::Ledger(ledger, sequencing) => {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use pontoon_engine::{
     Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, Relation, Request, Txn,
 };
-use pontoon_raftgroup::{GroupId, Watch};
+use pontoon_raftgroup::{GroupId, NodeId, Watch};
 use tokio::task::spawn_local;
 
 use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate};
@@ -168,4 +168,41 @@ fn rule_12_sums_stay_while_many_move() {
             mover.await.expect("it moves");
         }
     });
+}
+
+/// Whoever coordinates dies at some moment, and a participant's leader hands
+/// over: what comes next builds on what became of the transaction.
+#[test]
+fn rule_12_a_new_leader_builds_on_what_it_decided() {
+    for millis in 0..40 {
+        simulate(async {
+            let mut cluster = Cluster::start(3, &["m"]).await;
+            cluster.lead(ROOT, 1).await;
+            cluster.lead(GroupId(1), 2).await;
+            cluster.node(1).put("n", "0").await;
+            let node = cluster.node(3);
+            let asked = spawn_local(async move {
+                let _ = node.txn(both(Vec::new(), "1", "1"), LONG).await;
+            });
+            pause(millis).await;
+            cluster.kill(3);
+            asked.abort();
+            cluster.node(2).transfer(GroupId(1), NodeId(1)).await;
+            let put = Txn {
+                success: vec![put("n", "2")],
+                ..Txn::default()
+            };
+            let put = cluster.node(1).txn(put, LONG).await;
+            let put = put.expect("it is answered");
+            let [Answer::Put(put)] = &put.answers[..] else {
+                panic!("{put:?}");
+            };
+            let before = put.prev_kv.as_ref().expect("there was something");
+            let now = cluster.node(1).get("n").await;
+            assert_eq!(now.kvs[0].version, before.version + 1, "after {millis} ms");
+            let all_or_none = cluster.node(1).get("a").await.kvs.is_empty();
+            assert_eq!(before.value == "0", all_or_none, "after {millis} ms");
+            assert_eq!(now.kvs[0].version, if all_or_none { 2 } else { 3 });
+        });
+    }
 }
