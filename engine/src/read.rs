@@ -18,6 +18,7 @@ use crate::tables::{
     CHANGE_BYTES, Kind, Table, change_key, change_of, history_key, history_parts, history_prefix,
     lease_key,
 };
+use crate::tree;
 use crate::version::{ChangeRecord, Version};
 
 /// Keys, or entries of history, that a read looks at before it lets writers in.
@@ -136,6 +137,25 @@ impl Store {
     /// Remembers that `count` keys are left from `key` to `end` at a revision.
     pub(crate) fn remember_count(&self, at: Revision, key: Bytes, end: &Bytes, count: i64) {
         self.counts.lock().set(at, key, end.clone(), count);
+    }
+
+    /// The key in the middle of those that the store is responsible for;
+    /// `None` if there are fewer than two.
+    pub fn middle_key(&self) -> Result<Option<Bytes>, EngineError> {
+        let tables = self.tables.read();
+        let bounds = &tables.facts.bounds;
+        let root = tables.root(Table::Current);
+        let first = tables.rank(Table::Current, &bounds.key)?;
+        let behind = match bounds.behind() {
+            Some(end) => tables.rank(Table::Current, &end)?,
+            None => root.count,
+        };
+        let count = behind.saturating_sub(first);
+        if count < 2 {
+            return Ok(None);
+        }
+        let key = tree::select(&tables.pages, root, first + count / 2)?;
+        Ok(key.map(Bytes::from))
     }
 
     /// Visits the keys inside the bounds that hang on a lease now, in order.

@@ -57,6 +57,29 @@ pub(crate) fn rank(pages: &Pages, root: Child, key: &[u8]) -> Result<u64, Engine
     Ok(rank + i as u64)
 }
 
+/// The key that so many are below; `None` if there aren't so many.
+pub(crate) fn select(
+    pages: &Pages,
+    root: Child,
+    rank: u64,
+) -> Result<Option<Vec<u8>>, EngineError> {
+    if root.page == 0 {
+        return Ok(None);
+    }
+    let mut left = rank;
+    let mut node = pages.node(root.page)?;
+    while !node.is_leaf() {
+        let mut i = 0;
+        while i + 1 < node.count() && node.child(i).count <= left {
+            left -= node.child(i).count;
+            i += 1;
+        }
+        node = below(pages, node, i)?;
+    }
+    let place = usize::try_from(left).ok().filter(|i| *i < node.count());
+    Ok(place.map(|i| node.key(i)))
+}
+
 fn below<'a>(pages: &'a Pages, node: Node<'a>, i: usize) -> Result<Node<'a>, EngineError> {
     let page = node.child(i).page;
     let child = pages.node(page)?;

@@ -75,6 +75,12 @@ pub struct Config {
     pub segment_bytes: u32,
     /// After how much silence a group's timers rest.
     pub quiet_after: Duration,
+    /// A range whose tree has more bytes than this in use is split.
+    pub range_bytes_max: u64,
+    /// A range with more writes than this in a second is split; 0: never.
+    pub range_writes_max: u64,
+    /// Ranges are not split by themselves when there are so many.
+    pub groups_max: usize,
     /// Between two comparisons of a group's replicas, while it is written to.
     pub compare_every: Duration,
     /// The shortest life of a lease.
@@ -109,6 +115,9 @@ impl Config {
             log_bytes_max: 256 << 20,
             segment_bytes: 32 << 20,
             quiet_after: Duration::from_secs(5),
+            range_bytes_max: 4 << 30,
+            range_writes_max: 0,
+            groups_max: 64,
             compare_every: Duration::from_secs(60),
             lease_ttl_secs_min: 2,
             second: Duration::from_secs(1),
@@ -261,6 +270,7 @@ impl Node {
         });
         inner.scope.spawn(opening::follow_map(Arc::clone(&inner)));
         inner.scope.spawn(split::tend(Arc::clone(&inner)));
+        inner.scope.spawn(split::watch_sizes(Arc::clone(&inner)));
         inner.scope.spawn(reconcile::reconcile(Arc::clone(&inner)));
         inner.scope.spawn(rest::rest(Arc::clone(&inner)));
         Ok(Self(inner))

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -52,6 +52,8 @@ pub(crate) struct Replica {
     answered: AtomicI64,
     /// What it held when replicas were last compared.
     pub(crate) compared: Mutex<Option<Compared>>,
+    /// Writes that it has proposed as a leader.
+    pub(crate) writes: AtomicU64,
     /// Something was asked since it was last looked whether the group is quiet.
     pub(crate) busy: AtomicBool,
 }
@@ -114,6 +116,7 @@ impl Replica {
             notes,
             answered: AtomicI64::new(0),
             compared: Mutex::default(),
+            writes: AtomicU64::new(0),
             busy: AtomicBool::new(true),
         }
     }

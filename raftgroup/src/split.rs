@@ -446,3 +446,63 @@ impl Inner {
         }
     }
 }
+
+/// Between two looks whether a range has grown too large, or too busy.
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
+
+/// How long a split that was begun by itself may take to be noted.
+const NOTED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Splits ranges that this node leads when they are too large or too busy,
+/// for as long as the node runs.
+pub(crate) async fn watch_sizes(node: Arc<Inner>) {
+    let mut written: BTreeMap<GroupId, u64> = BTreeMap::new();
+    loop {
+        tokio::time::sleep(MEASURE_EVERY).await;
+        for replica in node.replicas() {
+            let writes = replica.writes.load(Ordering::Relaxed);
+            let before = written.insert(replica.id, writes).unwrap_or(writes);
+            let rate = (writes - before) / MEASURE_EVERY.as_secs();
+            if let Some(key) = node.should_split(&replica, rate) {
+                tracing::info!("group {} is split at {key:?}", replica.id);
+                let deadline = Instant::now() + NOTED_WITHIN;
+                if let Err(failure) = node.split(key, deadline).await {
+                    tracing::warn!("group {} was not split: {failure}", replica.id);
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Where a range should be split, if it should.
+    fn should_split(&self, replica: &Replica, rate: u64) -> Option<Bytes> {
+        if replica.group.leader() != Some(self.me) {
+            return None;
+        }
+        let cluster = self.cluster.borrow().clone();
+        let map = cluster.map?;
+        let mut under_way = cluster.splits.under_way.iter();
+        let store = replica.group.store();
+        if map.ranges().count() >= self.config.groups_max
+            || under_way.any(|splitting| splitting.parent == replica.id)
+            || !store.splits().is_empty()
+            || store.is_shedding()
+        {
+            return None;
+        }
+        let (bytes, free) = store.file_bytes();
+        let large = bytes.saturating_sub(free) > self.config.range_bytes_max;
+        let busy = self.config.range_writes_max > 0 && rate > self.config.range_writes_max;
+        if !large && !busy {
+            return None;
+        }
+        match store.middle_key() {
+            Ok(key) => key.filter(|key| map.group_that_begins_with(key).is_none()),
+            Err(error) => {
+                replica.group.report(&error);
+                None
+            }
+        }
+    }
+}

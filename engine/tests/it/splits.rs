@@ -618,3 +618,26 @@ fn a_second_split_may_come_before_the_first_is_shed() {
     store.checkpoint().unwrap();
     assert_whole(&disk, Path::new(PATH));
 }
+
+#[test]
+fn the_middle_key_has_as_many_below_as_behind() {
+    let disk = disk(1);
+    let store = open(&disk).unwrap();
+    assert_eq!(store.middle_key().unwrap(), None);
+    for n in 0..1000u64 {
+        let effects = vec![Effect::Put {
+            key: format!("k{n:04}").into(),
+            value: Bytes::from_static(b"v"),
+            lease: 0,
+        }];
+        let revision = Revision(n as i64 + 2);
+        let step = Step::Write { revision, effects };
+        store.apply(&entry(n + 1, vec![step])).unwrap();
+    }
+    assert_eq!(store.middle_key().unwrap().unwrap(), "k0500");
+    let keys = KeyRange::new("k0100", "k0200");
+    store
+        .apply(&entry(1001, vec![Step::Bounds { keys }]))
+        .unwrap();
+    assert_eq!(store.middle_key().unwrap().unwrap(), "k0150");
+}

@@ -8,7 +8,7 @@
 //! - A latch is held only when no write to its keys is on its way.
 
 use bytes::Bytes;
-use pontoon_engine::{Effects, KeyRange, Revision, Step, Txn};
+use pontoon_engine::{Effect, Effects, KeyRange, Revision, Step, Txn};
 use tokio::time::Instant;
 
 use crate::map::Touches;
@@ -22,6 +22,8 @@ pub(super) struct Latch {
     pub(super) keys: Vec<KeyRange>,
     /// Whatever names this lease waits too.
     pub(super) lease: Option<i64>,
+    /// The leases that it will hang keys on.
+    pub(super) names: Vec<i64>,
     pub(super) state: State,
     /// When it is given up; not once it is prepared.
     pub(super) until: Instant,
@@ -85,10 +87,18 @@ impl Latches {
             arrival: self.arrivals,
             keys,
             lease,
+            names: Vec::new(),
             state,
             until,
             waiters: Vec::new(),
         });
+    }
+
+    /// The keys of those who will hang some on a lease.
+    pub(super) fn keys_naming(&self, lease: i64) -> impl Iterator<Item = &KeyRange> {
+        let names = self.list.iter();
+        let names = names.filter(move |latch| latch.names.contains(&lease));
+        names.flat_map(|latch| &latch.keys)
     }
 
     pub(super) fn get(&self, txn: TxnId) -> Option<&Latch> {
@@ -203,6 +213,15 @@ impl Latch {
 fn meet(some: &[KeyRange], others: &[KeyRange]) -> bool {
     some.iter()
         .any(|keys| others.iter().any(|other| keys.overlaps(other)))
+}
+
+/// The leases that effects hang keys on.
+pub(super) fn named(effects: &Effects) -> Vec<i64> {
+    let leases = effects.iter().filter_map(|effect| match effect {
+        Effect::Put { lease, .. } if *lease != 0 => Some(*lease),
+        _ => None,
+    });
+    leases.collect()
 }
 
 /// Just these keys.

@@ -461,6 +461,11 @@ impl Lead<'_> {
                     job.finish(Err(Declined::NotLeader(None)));
                     continue;
                 }
+                Work::Lease(LeaseWork::KeepAlive { id }) if self.is_going(*id) => {
+                    // Whether it goes is decided soon.
+                    job.finish(Err(Declined::Again));
+                    continue;
+                }
                 Work::Lease(LeaseWork::KeepAlive { id }) => {
                     LeaseAnswered::Alive(self.keep_alive(*id, came))
                 }
@@ -470,6 +475,19 @@ impl Lead<'_> {
             job.finish(Ok(done(answered, index)));
         }
         self.ask_alive();
+    }
+
+    /// Whether its end is on its way and not certain yet.
+    fn is_going(&self, id: i64) -> bool {
+        let goes = |record: &Option<LeaseRecord>| {
+            let record = record.as_ref();
+            record.is_none_or(|lease| lease.revoking)
+        };
+        let proposed = self.lessor.proposed.get(&id);
+        let known = self.node.leases.get(id);
+        known.is_some_and(|lease| !lease.revoking)
+            && (proposed.is_some_and(|(_, record)| goes(record))
+                || self.lessor.ending.contains(&id))
     }
 
     fn keep_alive(&mut self, id: i64, came: Instant) -> Option<i64> {

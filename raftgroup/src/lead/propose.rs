@@ -1,6 +1,7 @@
 //! From batches to entries of the log.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pontoon_engine::{Revision, Step, Ticket};
 use tokio::sync::oneshot;
@@ -36,6 +37,8 @@ impl Lead<'_> {
         if steps.is_empty() {
             steps.push(Step::Reach { revision: last });
         }
+        let writes = &self.replica.writes;
+        writes.fetch_add(count as u64, Ordering::Relaxed);
         steps.extend(self.forget_steps());
         let flight = Flight {
             id: self.launched,

@@ -17,7 +17,7 @@ use pontoon_engine::{
 use tokio::time::Instant;
 
 use super::evaluate::{REQUEST_BYTES_MAX, effects_bytes};
-use super::latches::{Prepared, State, each};
+use super::latches::{Prepared, State, each, named};
 use super::{Flight, Freight, Lead, Source};
 use crate::codec::Wire;
 use crate::link::Reply;
@@ -99,7 +99,11 @@ impl Lead<'_> {
                 ask_at: now,
                 asking: false,
             });
+            let staged = self.replica.group.store().staged(record.revision);
             self.latches.add(txn, record.keys, None, state, now);
+            if let (Some(latch), Some(staged)) = (self.latches.get_mut(txn), staged) {
+                latch.names = named(&staged.effects);
+            }
         }
         Ok(())
     }
@@ -190,7 +194,10 @@ impl Lead<'_> {
                     tracing::error!("group {}: {error}", self.replica.id);
                     return job.finish(Err(Declined::Again));
                 }
-                (each(keys), Some(lease))
+                // Also what an undecided transaction will hang on it.
+                let mut keys = each(keys);
+                keys.extend(self.latches.keys_naming(lease).cloned());
+                (keys, Some(lease))
             }
         };
         let state = State::Waiting { job, probe };
@@ -285,9 +292,9 @@ impl Lead<'_> {
                     _ => vec![evaluated.effects.len() as u32],
                 };
                 let effects = evaluated.effects;
-                let state = State::Evaluated { effects, then };
                 if let Some(latch) = self.latches.get_mut(txn) {
-                    latch.state = state;
+                    latch.names = named(&effects);
+                    latch.state = State::Evaluated { effects, then };
                 }
                 TxnAnswered::Evaluated {
                     answer: evaluated.answer,

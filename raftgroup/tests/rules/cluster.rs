@@ -52,6 +52,24 @@ impl Cluster {
     }
 
     pub(crate) async fn start_as(seed: u64, nodes: u64, splits: &[&'static str]) -> Self {
+        Self::start_all(seed, nodes, splits, |_| ()).await
+    }
+
+    /// With something else than the defaults.
+    pub(crate) async fn start_with(
+        nodes: u64,
+        splits: &[&'static str],
+        change: impl Fn(&mut Config),
+    ) -> Self {
+        Self::start_all(1, nodes, splits, change).await
+    }
+
+    async fn start_all(
+        seed: u64,
+        nodes: u64,
+        splits: &[&'static str],
+        change: impl Fn(&mut Config),
+    ) -> Self {
         let network = SimNetwork::new(seed);
         let mut cluster = Self {
             network: Arc::clone(&network),
@@ -62,6 +80,7 @@ impl Cluster {
             let members = (1..=nodes).map(|id| (NodeId(id), String::new())).collect();
             let mut config = Config::new(NodeId(id), 7, "/data", members);
             config.splits = splits.iter().map(|key| Bytes::from(*key)).collect();
+            change(&mut config);
             cluster.open(seed, config).await;
         }
         for group in 0..=splits.len() as u64 {

@@ -128,3 +128,17 @@ fn a_split_takes_registrations_of_leases_along() {
         });
     }
 }
+
+#[test]
+fn a_range_that_grows_too_large_is_split_by_itself() {
+    simulate(async {
+        let cluster = Cluster::start_with(3, &[], |config| config.range_bytes_max = 200_000).await;
+        let value = "x".repeat(1000);
+        for n in 0..300 {
+            cluster.node(1).put(&format!("k{n:03}"), &value).await;
+        }
+        let ranges = || cluster.node(1).map().expect("known").ranges().count();
+        crate::cluster::until(|| ranges() > 1).await;
+        assert_eq!(count(&cluster.node(2)).await, 300);
+    });
+}
