@@ -1,7 +1,9 @@
 //! Whatever is enabled may happen next, in any order; the roles say what that
 //! is and what it does. Nothing happens outside this list.
 
+use crate::invariants::{self, Promise};
 use crate::rules::Rules;
+use crate::search::Protocol;
 use crate::state::{Bounds, Index, State, Term};
 
 /// One step. A group's leader is named by group and term, a sequencer by epoch.
@@ -60,8 +62,28 @@ pub(crate) struct Model {
     pub(crate) bounds: Bounds,
 }
 
-impl Model {
-    pub(crate) fn enabled(&self, s: &State) -> Vec<Action> {
+impl Protocol for Model {
+    type State = State;
+    type Action = Action;
+    type Promise = Promise;
+
+    fn init(&self) -> State {
+        State::init(&self.bounds)
+    }
+
+    fn broken(&self, s: &State) -> Option<Promise> {
+        invariants::broken(self, s)
+    }
+
+    fn fulfilled(&self, s: &State) -> bool {
+        invariants::fulfilled(self, s)
+    }
+
+    fn summary(&self, s: &State) -> String {
+        format!("logs: {}", s.logs())
+    }
+
+    fn enabled(&self, s: &State) -> Vec<Action> {
         let mut out = Vec::with_capacity(32);
         self.deliveries(s, &mut out);
         self.leader_actions(s, &mut out);
@@ -72,7 +94,7 @@ impl Model {
         out
     }
 
-    pub(crate) fn act(&self, s: &mut State, action: Action) {
+    fn act(&self, s: &mut State, action: Action) {
         match action {
             Action::ElectRoot
             | Action::RaiseCeiling(_)
@@ -99,40 +121,7 @@ impl Model {
         }
     }
 
-    /// A message is delivered when it would be heeded. To ignore it is the
-    /// same as to leave it undelivered.
-    fn deliveries(&self, s: &State, out: &mut Vec<Action>) {
-        for (at, msg) in s.net.iter().enumerate() {
-            if at > 0 && s.net[at - 1] == *msg {
-                continue;
-            }
-            for to in msg.stamp().epoch..=s.epoch() {
-                if self.heeds(s, msg, to) {
-                    let at = Index::try_from(at).expect("few messages");
-                    out.push(Action::Deliver {
-                        at,
-                        to,
-                        copy: false,
-                    });
-                    if s.left.copies > 0 {
-                        out.push(Action::Deliver { at, to, copy: true });
-                    }
-                }
-            }
-        }
-    }
-
-    fn deliver(&self, s: &mut State, at: u8, to: Term, copy: bool) {
-        let msg = s.net.remove(usize::from(at));
-        if copy {
-            s.left.copies -= 1;
-            s.net.insert(usize::from(at), msg.clone());
-        }
-        self.receive(s, msg, to);
-    }
-
-    /// The step in words that a trace shows.
-    pub(crate) fn label(&self, s: &State, action: Action) -> String {
+    fn label(&self, s: &State, action: Action) -> String {
         let debug = format!("{action:?}");
         let name = debug.split('(').next().unwrap_or_default();
         match action {
@@ -171,5 +160,39 @@ impl Model {
             }
             _ => debug,
         }
+    }
+}
+
+impl Model {
+    /// A message is delivered when it would be heeded. To ignore it is the
+    /// same as to leave it undelivered.
+    fn deliveries(&self, s: &State, out: &mut Vec<Action>) {
+        for (at, msg) in s.net.iter().enumerate() {
+            if at > 0 && s.net[at - 1] == *msg {
+                continue;
+            }
+            for to in msg.stamp().epoch..=s.epoch() {
+                if self.heeds(s, msg, to) {
+                    let at = Index::try_from(at).expect("few messages");
+                    out.push(Action::Deliver {
+                        at,
+                        to,
+                        copy: false,
+                    });
+                    if s.left.copies > 0 {
+                        out.push(Action::Deliver { at, to, copy: true });
+                    }
+                }
+            }
+        }
+    }
+
+    fn deliver(&self, s: &mut State, at: u8, to: Term, copy: bool) {
+        let msg = s.net.remove(usize::from(at));
+        if copy {
+            s.left.copies -= 1;
+            s.net.insert(usize::from(at), msg.clone());
+        }
+        self.receive(s, msg, to);
     }
 }

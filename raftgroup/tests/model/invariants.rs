@@ -2,11 +2,12 @@
 //! what clients were told, so no history is needed.
 
 use crate::action::{Action, Model};
+use crate::search::Protocol;
 use crate::state::{Budget, Entry, Group, Kind, Phase, ROOT, State};
 
 /// The promises, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Invariant {
+pub(crate) enum Promise {
     UniqueRevisions,
     LogOrder,
     ReadSnapshotStable,
@@ -21,26 +22,26 @@ pub(crate) enum Invariant {
     EventualResolution,
 }
 
-type Promise = fn(&State) -> bool;
+type Holds = fn(&State) -> bool;
 
 /// The first promise that this state breaks.
-pub(crate) fn broken(model: &Model, s: &State) -> Option<Invariant> {
-    let promises: [(Invariant, Promise); 11] = [
-        (Invariant::UniqueRevisions, unique_revisions),
-        (Invariant::LogOrder, log_order),
-        (Invariant::ReadSnapshotStable, read_snapshot_stable),
-        (Invariant::WatermarkStable, watermark_stable),
-        (Invariant::MemberReadStable, member_read_stable),
-        (Invariant::MemberHeaderMonotone, member_header_monotone),
-        (Invariant::RealTimeOrder, real_time_order),
-        (Invariant::RootStateFresh, root_state_fresh),
-        (Invariant::EvaluatedOnLast, evaluated_on_last),
-        (Invariant::MergeWhole, merge_whole),
-        (Invariant::TxnAtomic, txn_atomic),
+pub(crate) fn broken(model: &Model, s: &State) -> Option<Promise> {
+    let promises: [(Promise, Holds); 11] = [
+        (Promise::UniqueRevisions, unique_revisions),
+        (Promise::LogOrder, log_order),
+        (Promise::ReadSnapshotStable, read_snapshot_stable),
+        (Promise::WatermarkStable, watermark_stable),
+        (Promise::MemberReadStable, member_read_stable),
+        (Promise::MemberHeaderMonotone, member_header_monotone),
+        (Promise::RealTimeOrder, real_time_order),
+        (Promise::RootStateFresh, root_state_fresh),
+        (Promise::EvaluatedOnLast, evaluated_on_last),
+        (Promise::MergeWhole, merge_whole),
+        (Promise::TxnAtomic, txn_atomic),
     ];
     let first = promises.iter().find(|(_, holds)| !holds(s)).map(|p| p.0);
     let stuck =
-        || (model.bounds.drain && !resolves(model, s)).then_some(Invariant::EventualResolution);
+        || (model.bounds.drain && !resolves(model, s)).then_some(Promise::EventualResolution);
     first.or_else(stuck)
 }
 

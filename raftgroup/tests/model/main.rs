@@ -9,6 +9,7 @@ mod action;
 mod invariants;
 mod leader;
 mod member;
+mod proof;
 mod reader;
 mod rules;
 mod search;

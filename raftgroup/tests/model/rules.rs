@@ -3,93 +3,9 @@
 //! The numbers are those that code and documents use for the rules.
 
 use crate::action::Model;
-use crate::invariants::Invariant;
-use crate::search::explore;
+use crate::invariants::Promise;
+use crate::proof::rules;
 use crate::state::{Bounds, Budget};
-
-/// Searches larger than this say nothing about a rule in a test's time.
-const STATES_MAX: usize = 400_000;
-
-/// The rule is needed.
-fn breaks(name: &str, rules: Rules, bounds: Bounds, invariant: Invariant) {
-    let found = explore(&Model { rules, bounds }, STATES_MAX);
-    let count = found.states_count;
-    let Some(violation) = found.violation else {
-        panic!(
-            "nothing broke without {name}: {count} states, complete: {}",
-            found.complete
-        );
-    };
-    let mut trace = format!(
-        "without {name}, {:?} breaks ({count} states)",
-        violation.invariant
-    );
-    for (n, step) in (1..).zip(&violation.trace) {
-        trace += &format!("\n  {n:2}. {step}");
-    }
-    assert_eq!(violation.invariant, invariant, "{trace}");
-    let whole = explore(
-        &Model {
-            rules: Rules::ALL,
-            bounds,
-        },
-        STATES_MAX,
-    );
-    if let Some(violation) = whole.violation {
-        panic!("{name} isn't what broke:\n{}", violation.trace.join("\n"));
-    }
-    let how = if whole.complete { "all" } else { "the first" };
-    println!(
-        "{trace}\n  with all rules: {how} {} states are clean",
-        whole.states_count
-    );
-}
-
-/// The rule is kept for what the model doesn't have yet.
-fn changes_nothing(name: &str, rules: Rules, bounds: Bounds) {
-    let found = explore(&Model { rules, bounds }, STATES_MAX);
-    if let Some(violation) = found.violation {
-        panic!(
-            "needed after all: {:?}\n{}",
-            violation.invariant,
-            violation.trace.join("\n")
-        );
-    }
-    assert!(found.complete, "{name}: the bounds are too large to tell");
-    println!(
-        "without {name}, nothing breaks in {} states",
-        found.states_count
-    );
-}
-
-/// The rules as data, and a test for each: the promise that its absence breaks
-/// and the bounds in which that shows.
-macro_rules! rules {
-    ($($(#[$doc:meta])* $rule:ident: $outcome:ident($($invariant:ident)?)
-        { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {
-        /// The guards that can be taken away, one field each.
-        #[derive(Clone, Copy, Debug)]
-        pub(crate) struct Rules { $($(#[$doc])* pub(crate) $rule: bool,)* }
-
-        impl Rules {
-            /// The protocol as it is.
-            pub(crate) const ALL: Rules = Rules { $($rule: true,)* };
-        }
-
-        mod without {
-            use super::*;
-            $(
-                #[test]
-                fn $rule() {
-                    let rules = Rules { $rule: false, ..Rules::ALL };
-                    let budget = Budget { $($budget)*, ..Budget::NONE };
-                    let bounds = Bounds { budget, $($($bound)*,)? ..Bounds::QUIET };
-                    $outcome(stringify!($rule), rules, bounds, $(Invariant::$invariant)?);
-                }
-            )*
-        }
-    };
-}
 
 rules! {
     /// A write is proposed only on what it was evaluated on.

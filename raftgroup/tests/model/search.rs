@@ -5,85 +5,102 @@
 //! never invents a violation: a trace is replayed from the start when printed.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use rustc_hash::FxHashSet;
 
-use crate::action::{Action, Model};
-use crate::invariants::{self, Invariant};
-use crate::state::State;
+/// A protocol under some rules, within some bounds.
+pub(crate) trait Protocol {
+    type State: Clone + Hash;
+    type Action: Copy;
+    type Promise: Copy + Debug + PartialEq;
+
+    fn init(&self) -> Self::State;
+    /// All that may happen next.
+    fn enabled(&self, s: &Self::State) -> Vec<Self::Action>;
+    fn act(&self, s: &mut Self::State, action: Self::Action);
+    /// The first promise that this state breaks.
+    fn broken(&self, s: &Self::State) -> Option<Self::Promise>;
+    /// Everything that the bounds allow has happened, and succeeded.
+    fn fulfilled(&self, s: &Self::State) -> bool;
+    /// The step in words that a trace shows.
+    fn label(&self, s: &Self::State, action: Self::Action) -> String;
+    /// The end of a trace.
+    fn summary(&self, s: &Self::State) -> String;
+}
 
 /// What a search saw.
-pub(crate) struct Found {
+pub(crate) struct Found<P> {
     pub(crate) states_count: usize,
     /// False when `states_max` ended the search early.
     pub(crate) complete: bool,
     /// In some state every request and failure of the bounds had happened, and
     /// every request had succeeded: the bounds don't hold vacuously.
     pub(crate) fulfilled: bool,
-    pub(crate) violation: Option<Violation>,
+    pub(crate) violation: Option<Violation<P>>,
 }
 
-/// The invariant that broke and the steps that lead there.
-pub(crate) struct Violation {
-    pub(crate) invariant: Invariant,
+/// The promise that broke and the steps that lead there.
+pub(crate) struct Violation<P> {
+    pub(crate) promise: P,
     pub(crate) trace: Vec<String>,
 }
 
 /// Explores `model` until something breaks, nothing is left, or `states_max`.
-pub(crate) fn explore(model: &Model, states_max: usize) -> Found {
-    let init = State::init(&model.bounds);
+pub(crate) fn explore<M: Protocol>(model: &M, states_max: usize) -> Found<M::Promise> {
+    let init = model.init();
     let mut seen = FxHashSet::default();
-    // Parent and step of every state, in order of discovery.
-    let mut steps: Vec<(u32, Action)> = vec![(0, Action::ElectRoot)];
+    // Parent and step of every state but the first, in order of discovery.
+    let mut steps: Vec<(u32, M::Action)> = Vec::new();
     let mut queue = VecDeque::from([(0u32, init.clone())]);
     seen.insert(fingerprint(&init));
-    let mut complete = true;
-    let mut fulfilled = false;
+    let mut found = Found {
+        states_count: 1,
+        complete: true,
+        fulfilled: false,
+        violation: None,
+    };
     while let Some((at, state)) = queue.pop_front() {
-        if let Some(invariant) = invariants::broken(model, &state) {
+        if let Some(promise) = model.broken(&state) {
             let trace = replay(model, init, &steps, at);
-            let violation = Some(Violation { invariant, trace });
-            return Found {
-                states_count: steps.len(),
-                complete,
-                fulfilled,
-                violation,
-            };
+            found.violation = Some(Violation { promise, trace });
+            break;
         }
-        fulfilled = fulfilled || invariants::fulfilled(model, &state);
+        found.fulfilled = found.fulfilled || model.fulfilled(&state);
         for action in model.enabled(&state) {
-            if steps.len() >= states_max {
-                complete = false;
+            if found.states_count >= states_max {
+                found.complete = false;
                 break;
             }
             let mut next = state.clone();
             model.act(&mut next, action);
             if seen.insert(fingerprint(&next)) {
-                let id = u32::try_from(steps.len()).expect("states_max fits 32 bits");
                 steps.push((at, action));
+                found.states_count += 1;
+                let id = u32::try_from(steps.len()).expect("states_max fits 32 bits");
                 queue.push_back((id, next));
             }
         }
     }
-    Found {
-        states_count: steps.len(),
-        complete,
-        fulfilled,
-        violation: None,
-    }
+    found
 }
 
-fn fingerprint(state: &State) -> u64 {
+fn fingerprint(state: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     state.hash(&mut hasher);
     hasher.finish()
 }
 
-fn replay(model: &Model, mut state: State, steps: &[(u32, Action)], mut at: u32) -> Vec<String> {
+fn replay<M: Protocol>(
+    model: &M,
+    mut state: M::State,
+    steps: &[(u32, M::Action)],
+    mut at: u32,
+) -> Vec<String> {
     let mut path = Vec::new();
     while at != 0 {
-        let (parent, action) = steps[at as usize];
+        let (parent, action) = steps[at as usize - 1];
         path.push(action);
         at = parent;
     }
@@ -92,6 +109,6 @@ fn replay(model: &Model, mut state: State, steps: &[(u32, Action)], mut at: u32)
         trace.push(model.label(&state, action));
         model.act(&mut state, action);
     }
-    trace.push(format!("logs: {}", state.logs()));
+    trace.push(model.summary(&state));
     trace
 }

@@ -1,52 +1,10 @@
 //! With all rules, nothing breaks: explorations of small bounds by theme, and
 //! of larger ones on demand.
 
-use std::time::Instant;
-
 use crate::action::Model;
+use crate::proof::holds;
 use crate::rules::Rules;
-use crate::search::explore;
 use crate::state::{Bounds, Budget};
-
-/// A default exploration is complete; a larger one may stop here.
-const STATES_MAX: usize = 3_000_000;
-
-fn holds(name: &str, bounds: Bounds) {
-    let start = Instant::now();
-    let found = explore(
-        &Model {
-            rules: Rules::ALL,
-            bounds,
-        },
-        STATES_MAX,
-    );
-    let how = if found.complete { "all" } else { "the first" };
-    println!(
-        "{name}: {how} {} states in {:.1?}",
-        found.states_count,
-        start.elapsed()
-    );
-    if let Some(violation) = found.violation {
-        panic!(
-            "{:?} breaks:\n{}",
-            violation.invariant,
-            violation.trace.join("\n")
-        );
-    }
-    assert!(found.fulfilled || !found.complete, "{name} is vacuous");
-}
-
-macro_rules! holds {
-    ($($(#[$attr:meta])* $name:ident: { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {$(
-        #[test]
-        $(#[$attr])*
-        fn $name() {
-            let budget = Budget { $($budget)*, ..Budget::NONE };
-            let bounds = Bounds { budget, $($($bound)*,)? ..Bounds::QUIET };
-            holds(stringify!($name), bounds);
-        }
-    )*};
-}
 
 mod small {
     use super::*;

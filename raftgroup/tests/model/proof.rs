@@ -1,0 +1,129 @@
+//! What is claimed about a model, as tests: with all rules no promise breaks,
+//! and without any one of them, and with all others, one does.
+//!
+//! The macros expect `Model`, `Rules`, `Budget`, `Bounds` and `Promise` of the
+//! model in scope.
+
+use std::time::Instant;
+
+use crate::search::{Protocol, explore};
+
+/// Searches larger than this say nothing about a rule in a test's time.
+const WITHOUT_STATES_MAX: usize = 400_000;
+/// A default exploration is complete; a larger one may stop here.
+const WHOLE_STATES_MAX: usize = 3_000_000;
+
+/// The rule is needed: `without` it the promise breaks, and the same bounds
+/// are clean with all rules.
+pub(crate) fn breaks<M: Protocol>(name: &str, without: M, whole: M, promise: M::Promise) {
+    let found = explore(&without, WITHOUT_STATES_MAX);
+    let count = found.states_count;
+    let Some(violation) = found.violation else {
+        panic!(
+            "nothing broke without {name}: {count} states, complete: {}",
+            found.complete
+        );
+    };
+    let mut trace = format!(
+        "without {name}, {:?} breaks ({count} states)",
+        violation.promise
+    );
+    for (n, step) in (1..).zip(&violation.trace) {
+        trace += &format!("\n  {n:2}. {step}");
+    }
+    assert_eq!(violation.promise, promise, "{trace}");
+    let whole = explore(&whole, WITHOUT_STATES_MAX);
+    if let Some(violation) = whole.violation {
+        panic!("{name} isn't what broke:\n{}", violation.trace.join("\n"));
+    }
+    let how = if whole.complete { "all" } else { "the first" };
+    println!(
+        "{trace}\n  with all rules: {how} {} states are clean",
+        whole.states_count
+    );
+}
+
+/// The rule saves work or revisions, or is kept for what the model doesn't have.
+pub(crate) fn changes_nothing<M: Protocol>(name: &str, without: M, _whole: M) {
+    let found = explore(&without, WITHOUT_STATES_MAX);
+    if let Some(violation) = found.violation {
+        panic!(
+            "needed after all: {:?}\n{}",
+            violation.promise,
+            violation.trace.join("\n")
+        );
+    }
+    assert!(found.complete, "{name}: the bounds are too large to tell");
+    println!(
+        "without {name}, nothing breaks in {} states",
+        found.states_count
+    );
+}
+
+/// Nothing breaks.
+pub(crate) fn nothing_breaks<M: Protocol>(name: &str, model: M) {
+    let start = Instant::now();
+    let found = explore(&model, WHOLE_STATES_MAX);
+    let how = if found.complete { "all" } else { "the first" };
+    println!(
+        "{name}: {how} {} states in {:.1?}",
+        found.states_count,
+        start.elapsed()
+    );
+    if let Some(violation) = found.violation {
+        panic!(
+            "{:?} breaks:\n{}",
+            violation.promise,
+            violation.trace.join("\n")
+        );
+    }
+    assert!(found.fulfilled || !found.complete, "{name} is vacuous");
+}
+
+/// The rules as data, and a test for each: the promise that its absence breaks
+/// and the bounds in which that shows. `alone` is what goes with it.
+macro_rules! rules {
+    ($($(#[$doc:meta])* $rule:ident $(and $other:ident)?: $outcome:ident($($promise:ident)?)
+        { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {
+        /// The guards that can be taken away, one field each.
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct Rules { $($(#[$doc])* pub(crate) $rule: bool,)* }
+
+        impl Rules {
+            /// The protocol as it is.
+            pub(crate) const ALL: Rules = Rules { $($rule: true,)* };
+        }
+
+        mod without {
+            use super::*;
+            $(
+                #[test]
+                fn $rule() {
+                    let rules = Rules { $rule: false, $($other: false,)? ..Rules::ALL };
+                    let budget = Budget { $($budget)*, ..Budget::NONE };
+                    let bounds = Bounds { budget, $($($bound)*,)? ..Bounds::QUIET };
+                    let (without, whole) =
+                        (Model { rules, bounds }, Model { rules: Rules::ALL, bounds });
+                    $crate::proof::$outcome(
+                        stringify!($rule), without, whole, $(Promise::$promise)?
+                    );
+                }
+            )*
+        }
+    };
+}
+pub(crate) use rules;
+
+/// Explorations with all rules.
+macro_rules! holds {
+    ($($(#[$attr:meta])* $name:ident: { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {$(
+        #[test]
+        $(#[$attr])*
+        fn $name() {
+            let budget = Budget { $($budget)*, ..Budget::NONE };
+            let bounds = Bounds { budget, $($($bound)*,)? ..Bounds::QUIET };
+            $crate::proof::nothing_breaks(stringify!($name), Model { rules: Rules::ALL, bounds });
+        }
+    )*};
+}
+pub(crate) use holds;
