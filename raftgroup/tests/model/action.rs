@@ -4,7 +4,7 @@
 use crate::invariants::{self, Promise};
 use crate::rules::Rules;
 use crate::search::Protocol;
-use crate::state::{Bounds, Index, State, Term};
+use crate::state::{Bounds, Index, Msg, Question, ROOT, State, Term};
 
 /// One step. A group's leader is named by group and term, a sequencer by epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +44,18 @@ pub(crate) enum Action {
     Reach(u8, u8, Term),
     Answer(u8, u8),
     // txn.rs
-    /// The next participant's leader takes the latch.
-    Latch(Term),
-    AskTxn(Term),
-    Release(usize, Term),
-    Decide(usize, Term),
+    /// The leader of this term of the next participant takes the latch.
+    Latch(u8, Term),
+    AskTxn(u8, Term),
+    Release(usize, Term, u8),
+    // finish.rs
+    /// A question and the answer of the leader of this term.
+    Inquire(Question, Term),
+    InquireLate(Question),
+    Decide(usize, Term, u8),
+    Forget(usize, Term, u8),
+    /// Somebody without a prepare asks: needs a rule removed.
+    AskOutcome(usize, u8),
     // member.rs
     Watermark(Term, usize),
     ReplicaApply(usize),
@@ -110,9 +117,14 @@ impl Protocol for Model {
             | Action::ReadRound(..)
             | Action::Reach(..)
             | Action::Answer(..) => self.act_reader(s, action),
-            Action::Latch(_) | Action::AskTxn(_) | Action::Release(..) | Action::Decide(..) => {
-                self.act_txn(s, action)
-            }
+            Action::Latch(..)
+            | Action::AskTxn(..)
+            | Action::Release(..)
+            | Action::Inquire(..)
+            | Action::InquireLate(_)
+            | Action::Decide(..)
+            | Action::Forget(..)
+            | Action::AskOutcome(..) => self.act_txn(s, action),
             Action::Watermark(..)
             | Action::ReplicaApply(_)
             | Action::MemberRead
@@ -135,8 +147,8 @@ impl Protocol for Model {
             | Action::Split(epoch)
             | Action::Merge(epoch)
             | Action::Confirm(epoch)
-            | Action::Leak(epoch)
-            | Action::AskTxn(epoch) => format!("sequencer {epoch}: {name}"),
+            | Action::Leak(epoch) => format!("sequencer {epoch}: {name}"),
+            Action::AskTxn(t, epoch) => format!("sequencer {epoch}: {name} for Txn {t}"),
             Action::Watermark(epoch, g) => {
                 let closed = self.closed(s, epoch, g);
                 format!("sequencer {epoch}: {name} of group {g}, (closed, index) {closed:?}")
@@ -152,9 +164,22 @@ impl Protocol for Model {
             | Action::Ask(g, term)
             | Action::CatchUpRoot(g, term)
             | Action::Commit(g, term)
-            | Action::Apply(g, term)
-            | Action::Release(g, term)
-            | Action::Decide(g, term) => format!("group {g} term {term}: {name}"),
+            | Action::Apply(g, term) => format!("group {g} term {term}: {name}"),
+            Action::Latch(t, term) => {
+                let g = self.participants(t).nth(s.txns[usize::from(t)].terms.len());
+                format!("group {} term {term}: {name} of Txn {t}", g.unwrap_or(ROOT))
+            }
+            Action::Release(g, term, t) | Action::Forget(g, term, t) => {
+                format!("group {g} term {term}: {name} of Txn {t}")
+            }
+            Action::Decide(g, term, t) => {
+                let decision = self.decision(s, t, g, term);
+                format!("group {g} term {term}: {name} {decision:?}")
+            }
+            Action::Inquire(q, at) => {
+                let reply = self.reply(s, q, at);
+                format!("{q:?}: the leader of term {at} answers {reply:?}")
+            }
             Action::ReadRound(read, part, term) | Action::Reach(read, part, term) => {
                 format!("read {read} part {part}: {name} of the leader of term {term}")
             }
@@ -171,7 +196,11 @@ impl Model {
             if at > 0 && s.net[at - 1] == *msg {
                 continue;
             }
-            for to in msg.stamp().epoch..=s.epoch() {
+            let receivers = match msg {
+                Msg::Question(q) => 1..=s.groups[q.to].term(),
+                _ => msg.stamp().map_or(1, |stamp| stamp.epoch)..=s.epoch(),
+            };
+            for to in receivers {
                 if self.heeds(s, msg, to) {
                     let at = Index::try_from(at).expect("few messages");
                     out.push(Action::Deliver {

@@ -2,6 +2,7 @@
 //! what clients were told, so no history is needed.
 
 use crate::action::{Action, Model};
+use crate::finish::undecided;
 use crate::search::Protocol;
 use crate::state::{Budget, Entry, Group, Kind, Phase, ROOT, State};
 
@@ -19,6 +20,8 @@ pub(crate) enum Promise {
     EvaluatedOnLast,
     MergeWhole,
     TxnAtomic,
+    NoDeadlock,
+    LocalWatchWhole,
     EventualResolution,
 }
 
@@ -26,7 +29,7 @@ type Holds = fn(&State) -> bool;
 
 /// The first promise that this state breaks.
 pub(crate) fn broken(model: &Model, s: &State) -> Option<Promise> {
-    let promises: [(Promise, Holds); 11] = [
+    let promises: [(Promise, Holds); 10] = [
         (Promise::UniqueRevisions, unique_revisions),
         (Promise::LogOrder, log_order),
         (Promise::ReadSnapshotStable, read_snapshot_stable),
@@ -37,9 +40,20 @@ pub(crate) fn broken(model: &Model, s: &State) -> Option<Promise> {
         (Promise::RootStateFresh, root_state_fresh),
         (Promise::EvaluatedOnLast, evaluated_on_last),
         (Promise::MergeWhole, merge_whole),
+    ];
+    let of_txns: [(Promise, fn(&Model, &State) -> bool); 3] = [
         (Promise::TxnAtomic, txn_atomic),
+        (Promise::NoDeadlock, no_deadlock),
+        (Promise::LocalWatchWhole, local_watch_whole),
     ];
     let first = promises.iter().find(|(_, holds)| !holds(s)).map(|p| p.0);
+    let of_txns = of_txns.iter().filter(|_| !s.txns.is_empty());
+    let first = first.or_else(|| {
+        of_txns
+            .into_iter()
+            .find(|(_, holds)| !holds(model, s))
+            .map(|p| p.0)
+    });
     let stuck =
         || (model.bounds.drain && !resolves(model, s)).then_some(Promise::EventualResolution);
     first.or_else(stuck)
@@ -53,8 +67,9 @@ pub(crate) fn fulfilled(model: &Model, s: &State) -> bool {
         .iter()
         .flat_map(|r| &r.parts)
         .all(|p| p.answer.is_some());
-    let commits = |&g: &usize| s.groups[g].log.iter().any(|e| e.kind == Kind::Commit);
-    let committed = model.bounds.budget.releases > 0 || model.bounds.txn.iter().all(commits);
+    let commits = |t, g: usize| s.groups[g].log.iter().any(|e| e.kind == Kind::Commit(t));
+    let ended = |(t, _)| model.participants(t).all(|g| commits(t, g));
+    let committed = model.bounds.budget.releases > 0 || (0..).zip(&s.txns).all(ended);
     s.left == Budget::NONE && committed && answered && writes(s).count() == usize::from(asked)
 }
 
@@ -138,11 +153,13 @@ fn root_state_fresh(s: &State) -> bool {
     answers.into_iter().all(|a| !a.stale) && writes(s).all(|e| !e.write.stale)
 }
 
-/// A write that depends on the one before it in the log was evaluated on it.
+/// A write that depends on the one before it was evaluated on it.
 fn evaluated_on_last(s: &State) -> bool {
     s.groups.iter().all(|g| {
-        let before = std::iter::once(0).chain(g.log.iter().map(|e| e.write.name));
-        g.log
+        let mut visible: Vec<_> = g.log.iter().filter(|e| e.visible().is_some()).collect();
+        visible.sort_by_key(|e| e.rev);
+        let before = std::iter::once(0).chain(visible.iter().map(|e| e.write.name));
+        visible
             .iter()
             .zip(before)
             .all(|(e, last)| e.write.base.is_none_or(|base| base == last))
@@ -158,13 +175,54 @@ fn merge_whole(s: &State) -> bool {
         .all(|(&len, g)| g.len() == len)
 }
 
-/// A Txn is committed in all its groups or in none, at a revision of its own
-/// above all that was acknowledged before it came.
-fn txn_atomic(s: &State) -> bool {
-    let has = |kind| s.groups.iter().flat_map(|g| &g.log).any(|e| e.kind == kind);
-    let alone = writes(s).all(|e| e.rev != s.txn.rev);
-    let later = s.txn.rev == 0 || s.txn.rev > s.txn.after;
-    !has(Kind::Commit) || (!has(Kind::Void) && alone && later)
+/// A Txn is committed in all its groups at one revision of its own, or in none,
+/// and nobody was told otherwise.
+fn txn_atomic(model: &Model, s: &State) -> bool {
+    (0..).zip(&s.txns).all(|(t, txn)| {
+        let logs = || model.participants(t).map(|g| s.groups[g].log.iter());
+        let all_have = |kind| logs().all(|mut log| log.any(|e| e.kind == kind));
+        let commits = || logs().flatten().filter(|e| e.kind == Kind::Commit(t));
+        let voided = |log: std::slice::Iter<'_, Entry>| {
+            let mut after = log.skip_while(|e| e.kind != Kind::Prepare(t)).skip(1);
+            let decision = after.find(|e| e.txn() == Some(t));
+            decision.is_some_and(|e| matches!(e.kind, Kind::Void(_) | Kind::Reach(_)))
+        };
+        let alone = |rev| writes(s).all(|e| e.rev != rev);
+        let right = |e: &Entry| e.rev == txn.rev && alone(e.rev) && e.rev > e.write.after;
+        if txn.acked && txn.told_void || !commits().all(right) {
+            return false;
+        }
+        let happened = txn.acked || commits().next().is_some();
+        !happened || (all_have(Kind::Prepare(t)) && !logs().any(voided))
+    })
+}
+
+/// No two Txns wait for each other's latch.
+fn no_deadlock(model: &Model, s: &State) -> bool {
+    let waits = |a: u8, b: u8| {
+        let next = model
+            .participants(a)
+            .nth(s.txns[usize::from(a)].terms.len());
+        let group = next.map(|g| &s.groups[g]);
+        group.is_some_and(|g| g.leader(g.term()).latched & (1 << b) != 0)
+    };
+    !model.bounds.one_key || s.txns.len() < 2 || !(waits(0, 1) && waits(1, 0))
+}
+
+/// A watch inside one group is given what is applied, below the smallest
+/// undecided prepare; nothing at or below that comes later. It may be at any
+/// entry of the log.
+fn local_watch_whole(model: &Model, s: &State) -> bool {
+    s.groups.iter().all(|g| {
+        (1..=g.len()).all(|at| {
+            let applied = &g.log[..usize::from(at)];
+            let last = applied.iter().filter_map(Entry::ordered).max().unwrap_or(0);
+            let open = undecided(applied.iter()).map(|(_, rev)| rev - 1).min();
+            let open = open.filter(|_| model.rules.watch_below_undecided_rule_11);
+            let given = last.min(open.unwrap_or(last));
+            g.writes_through(at, given) == g.writes_through(g.len(), given)
+        })
+    })
 }
 
 /// Without further failures and requests every grant ends: each group is
@@ -219,6 +277,7 @@ fn settle(model: &Model, s: &mut State) {
             | Action::Hello(..)
             | Action::Commit(..)
             | Action::Apply(..)
+            | Action::Inquire(..)
             | Action::Decide(..)
             | Action::RaiseCeiling(_)
             | Action::Confirm(_) => true,

@@ -3,8 +3,10 @@
 //! group are here too, since they are the same.
 
 use crate::action::{Action, Model};
-use crate::state::{Ask, Entry, Kind, Leader, Msg, ROOT, State, TXN, Term, Write};
-use crate::txn::{report, undecided};
+use crate::finish::{report, undecided};
+use crate::state::{
+    Ask, Entry, Grant, Group, Heard, Kind, Leader, Msg, ROOT, Stamp, State, TXN, Term, Write,
+};
 
 impl Model {
     pub(crate) fn leader_actions(&self, s: &State, out: &mut Vec<Action>) {
@@ -52,7 +54,7 @@ impl Model {
             out.push(Action::Reconnect(g, term));
         }
         let room = leader.asks.len() < self.bounds.asks_in_flight_max;
-        if leader.epoch > 0 && s.left.writes[g] > 0 && room {
+        if leader.epoch > 0 && s.left.writes[g] > 0 && room && !self.waits(&s.groups[g], term) {
             out.push(Action::Ask(g, term));
         }
         if leader.root_applied < s.groups[ROOT].len() {
@@ -66,9 +68,11 @@ impl Model {
                 s.left.elections[g] -= 1;
                 let applied = s.groups[g].replica.applied;
                 let root_applied = s.groups[ROOT].replica.applied;
+                let latched = self.kept_latches(&s.groups[g]);
                 let leader = Leader {
                     applied,
                     root_applied,
+                    latched,
                     ..Leader::new(false)
                 };
                 s.groups[g].leaders.push(leader);
@@ -94,6 +98,9 @@ impl Model {
                 let entry = s.groups[g].leader_mut(term).proposed.remove(0);
                 s.groups[g].log.push(entry);
                 self.note_committed(s, entry);
+                if self.bounds.swift && s.groups[g].leader(term).applied + 1 == s.groups[g].len() {
+                    self.apply(s, g, term);
+                }
             }
             Action::Apply(g, term) => self.apply(s, g, term),
             _ => unreachable!("not a leader's step: {action:?}"),
@@ -106,7 +113,7 @@ impl Model {
         let group = &s.groups[g];
         let mut pending: Vec<_> = group.unapplied(term).filter_map(Entry::ordered).collect();
         if self.rules.hello_names_prepared_rule_4 {
-            pending.extend(undecided(group.applied(term).iter()));
+            pending.extend(undecided(group.applied(term).iter()).map(|(_, rev)| rev));
         }
         if !self.rules.hello_names_pending_rule_4 {
             pending.clear();
@@ -120,6 +127,7 @@ impl Model {
         }
         leader.epoch = leader.learned;
         leader.session += 1;
+        leader.place = 0;
         let stamp = leader.stamp(g, term);
         let index = leader.applied;
         s.send(Msg::Hello {
@@ -132,7 +140,7 @@ impl Model {
     fn ask(&self, s: &mut State, g: usize, term: Term) {
         s.left.writes[g] -= 1;
         let (after, compacted) = (s.acked, s.compacted);
-        let held = s.groups[g].last(term).map_or(0, |e| e.write.name);
+        let held = s.groups[g].last_name(term);
         let leader = s.groups[g].leader_mut(term);
         let id = leader.asks_count;
         let root = leader.root_applied;
@@ -175,74 +183,112 @@ impl Model {
             Kind::Write if evaluated == term => s.acked = s.acked.max(rev),
             Kind::Compact if evaluated == term => s.compacted = s.compacted.max(index),
             Kind::Split | Kind::Merge => self.take_map(s, term, rev),
-            Kind::Commit | Kind::Void => {
-                group.leader_mut(term).latched = false;
-                // The caller hears of a commit from any participant.
-                s.acked = s.acked.max(if kind == Kind::Commit { rev } else { 0 });
+            Kind::Prepare(t) => self.note_prepared(s, t),
+            Kind::Commit(t) | Kind::Void(t) | Kind::Reach(t) | Kind::Forget(t) => {
+                let leader = group.leader_mut(term);
+                leader.latched &= !(1 << t);
+                leader.heard[usize::from(t)] = Heard::default();
             }
-            Kind::Write | Kind::Compact | Kind::Prepare => {}
+            Kind::Write | Kind::Compact => {}
         }
-        if g != ROOT && stamp.epoch > 0 && self.rules.resolved_after_apply_rule_7 {
+        let reports = self.reports_matter(s) && self.rules.resolved_after_apply_rule_7;
+        if g != ROOT && stamp.epoch > 0 && reports {
             let group = &s.groups[g];
             let report = report(group, stamp, self.resolved(group, term));
             s.send(report);
         }
     }
 
+    /// Something still looks at what is closed.
+    pub(crate) fn reports_matter(&self, s: &State) -> bool {
+        self.bounds.drain || s.left.marks + s.left.splits + s.left.merges > 0
+    }
+
+    /// A write on the key of a Txn waits behind its latch.
+    pub(crate) fn waits(&self, group: &Group, term: Term) -> bool {
+        let in_the_way = self.bounds.one_key && self.in_the_way(group, term) != 0;
+        in_the_way && self.rules.writes_wait_behind_latch_rule_12
+    }
+
     pub(crate) fn heeds(&self, s: &State, msg: &Msg, to: Term) -> bool {
-        match msg {
-            Msg::Grant { stamp, id: TXN, .. } => {
-                let group = &s.groups[stamp.group];
-                let current = *stamp == group.leader(stamp.term).stamp(stamp.group, stamp.term);
-                to == stamp.epoch && current && !group.held(stamp.term).any(Entry::is_txn)
-            }
-            Msg::Grant { id, .. } | Msg::Refused { id, .. } => {
-                to == msg.stamp().epoch && self.answered_ask(s, msg, *id).is_some()
-            }
+        match *msg {
+            Msg::Grant(grant) => to == grant.stamp.epoch && self.takes(s, grant),
+            Msg::Refused { stamp, id } => to == stamp.epoch && self.asked(s, stamp, id).is_some(),
+            Msg::Question(question) => self.is_answered(s, question, to),
             _ => self.sequencer_heeds(s, msg, to),
         }
     }
 
+    /// The grant is the next one in the stream of the current session.
+    fn takes(&self, s: &State, grant: Grant) -> bool {
+        let Grant { stamp, id, .. } = grant;
+        let group = &s.groups[stamp.group];
+        let leader = group.leader(stamp.term);
+        let current = stamp == leader.stamp(stamp.group, stamp.term);
+        let in_order = grant.place == leader.place || !self.rules.log_order_rule_6;
+        if id < TXN {
+            return (in_order || !current) && self.asked(s, stamp, id).is_some();
+        }
+        let granted = |e: &Entry| e.txn() == Some(id - TXN) && e.rev == grant.rev;
+        let taken = group.held(stamp.term).filter(|e| e.ordered().is_some());
+        let mut taken = taken.filter(|e| granted(e));
+        current && in_order && taken.next().is_none()
+    }
+
     pub(crate) fn receive(&self, s: &mut State, msg: Msg, to: Term) {
-        let stamp = msg.stamp();
-        let (id, granted) = match msg {
-            Msg::Grant { id: TXN, rev, .. } => return self.take_txn_grant(s, stamp, rev),
-            Msg::Grant { id, rev, .. } => (id, Some(rev)),
-            Msg::Refused { id, .. } => (id, None),
-            _ => return self.sequencer_receives(s, msg, to),
-        };
-        let at = self
-            .answered_ask(s, &msg, id)
-            .expect("heeded only with its request");
-        let last = s.groups[stamp.group].last(stamp.term);
-        let (last_rev, last_name) = last.map_or((0, 0), |e| (e.rev, e.write.name));
+        match msg {
+            Msg::Grant(grant) => self.take_grant(s, grant),
+            Msg::Refused { stamp, id } => {
+                let at = self.asked(s, stamp, id);
+                let at = at.expect("heeded only with its request");
+                let leader = s.groups[stamp.group].leader_mut(stamp.term);
+                leader.asks.remove(at);
+            }
+            Msg::Question(question) => self.answer(s, question, to),
+            _ => self.sequencer_receives(s, msg, to),
+        }
+    }
+
+    fn take_grant(&self, s: &mut State, grant: Grant) {
+        let Grant {
+            stamp,
+            place,
+            id,
+            rev,
+        } = grant;
+        let leader = s.groups[stamp.group].leader_mut(stamp.term);
+        if stamp == leader.stamp(stamp.group, stamp.term) {
+            leader.place = leader.place.max(place + 1);
+        }
+        if id >= TXN {
+            return self.take_txn_grant(s, stamp.group, stamp.term, id - TXN, rev);
+        }
+        let at = self.asked(s, stamp, id);
+        let at = at.expect("heeded only with its request");
+        let last = s.groups[stamp.group].last_name(stamp.term);
         let leader = s.groups[stamp.group].leader_mut(stamp.term);
         let ask = leader.asks.remove(at);
-        let Some(rev) = granted else { return };
-        let late = rev <= last_rev && self.rules.log_order_rule_6;
-        let astray = ask.write.base.is_some_and(|base| base != last_name);
-        if late || (astray && self.rules.evaluated_on_last_rule_1) {
+        let astray = ask.write.base.is_some_and(|base| base != last);
+        if astray && self.rules.evaluated_on_last_rule_1 {
             if self.rules.unused_grant_is_void_rule_7 {
                 s.send(Msg::Void { stamp, rev });
             }
             return;
         }
-        let entry = Entry {
+        leader.proposed.push(Entry {
             kind: Kind::Write,
             rev,
             term: stamp.term,
             write: ask.write,
-        };
-        leader.proposed.push(entry);
+        });
         let index = leader.applied;
         if !self.rules.resolved_after_apply_rule_7 {
             s.send(Msg::Resolved { stamp, rev, index });
         }
     }
 
-    /// The waiting request that this grant or refusal answers.
-    fn answered_ask(&self, s: &State, msg: &Msg, id: u8) -> Option<usize> {
-        let stamp = msg.stamp();
+    /// The waiting request that a grant or refusal with this stamp answers.
+    fn asked(&self, s: &State, stamp: Stamp, id: u8) -> Option<usize> {
         let leader = s.groups[stamp.group].leader(stamp.term);
         let current = stamp == leader.stamp(stamp.group, stamp.term)
             || !self.rules.stamps_on_grants_rule_5

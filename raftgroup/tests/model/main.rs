@@ -6,6 +6,7 @@
 //! `-- --ignored --nocapture` explores larger bounds.
 
 mod action;
+mod finish;
 mod invariants;
 mod leader;
 mod member;

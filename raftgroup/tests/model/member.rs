@@ -15,7 +15,7 @@ impl Model {
         }
         for (g, group) in s.groups.iter().enumerate() {
             let lags = group.replica.applied < group.len();
-            if lags && (g == ROOT || reads.contains(&g)) {
+            if lags && !self.bounds.swift && (g == ROOT || reads.contains(&g)) {
                 out.push(Action::ReplicaApply(g));
             }
         }
@@ -46,6 +46,12 @@ impl Model {
                 s.left.marks -= 1;
                 let (closed, index) = self.closed(s, epoch, g).expect("enabled only if defined");
                 let root = s.groups[ROOT].leader(epoch).applied;
+                if self.bounds.swift {
+                    let replica = &mut s.groups[g].replica;
+                    replica.applied = replica.applied.max(index);
+                    let replica = &mut s.groups[ROOT].replica;
+                    replica.applied = replica.applied.max(root);
+                }
                 s.groups[g].replica.mark = Some(Mark {
                     closed,
                     index,

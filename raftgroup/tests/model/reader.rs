@@ -76,7 +76,7 @@ impl Model {
         (leader.ready || !self.rules.read_after_noop_rule_9)
             && (part.rounded(part.term) || !self.rules.read_own_round_rule_9a)
             && (!awaited || !self.rules.read_waits_for_asked_rule_9b)
-            && (!part.awaits_txn || !self.txn_in_the_way(group, part.term))
+            && part.awaits_txns & self.in_the_way(group, part.term) == 0
             && (!holds || !self.rules.read_applies_up_to_point_rule_9c)
             && (root_applied(s, part) >= root || !self.rules.catch_up_before_read_rule_15)
     }
@@ -118,8 +118,9 @@ impl Model {
                 part.term = term;
                 let group = &s.groups[part.group];
                 let asks = &group.leader(term).asks;
-                part.awaits_txn =
-                    self.rules.read_waits_for_latch_rule_9b && self.txn_in_the_way(group, term);
+                if self.rules.read_waits_for_latch_rule_9b {
+                    part.awaits_txns = self.in_the_way(group, term);
+                }
                 if self.rules.read_waits_until_point_rule_9b {
                     part.awaits = asks.iter().map(|a| a.id).collect();
                 }

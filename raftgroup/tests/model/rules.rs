@@ -10,7 +10,7 @@ use crate::state::{Bounds, Budget};
 rules! {
     /// A write is proposed only on what it was evaluated on.
     evaluated_on_last_rule_1: breaks(EvaluatedOnLast)
-        { writes: [0, 2, 0] } { one_key: true };
+        { writes: [0, 2, 0], compacts: 1 } { one_key: true };
     /// A revision is granted only at or below the committed ceiling.
     ceiling_rule_2: breaks(UniqueRevisions)
         { elections: [1, 0, 0], writes: [0, 1, 1] } { ceiling_start: 0 };
@@ -57,7 +57,7 @@ rules! {
         { reconnects: 1, writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
     /// A Hello names prepares that are undecided.
     hello_names_prepared_rule_4: breaks(WatermarkStable)
-        { reconnects: 1, txns: 1, marks: 1 } { txn: &[1, 2], member_reads: &[1] };
+        { reconnects: 1, marks: 1 } { txns: &[&[1, 2]], member_reads: &[1] };
     /// After a Hello to an epoch, grants of older ones are refused.
     refuse_older_epochs_rule_4: breaks(WatermarkStable)
         { elections: [1, 0, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
@@ -79,12 +79,12 @@ rules! {
     /// A request is granted once, however often it arrives.
     one_grant_per_request_rule_5: breaks(EventualResolution)
         { copies: 1, writes: [0, 1, 0] } { drain: true };
-    /// A grant at or below the group's last write is not proposed.
+    /// A leader takes grants in the order of their places in its stream.
     log_order_rule_6: breaks(LogOrder)
         { writes: [0, 2, 0] };
     /// A void resolves its own revision, not those below it.
     void_resolves_only_itself_rule_6: breaks(WatermarkStable)
-        { writes: [0, 2, 0], marks: 1 } { one_key: true, member_reads: &[1] };
+        { writes: [0, 1, 0], marks: 1 } { txns: &[&[1, 2]], member_reads: &[1] };
     /// A resolved report with another stamp is ignored.
     resolved_checks_stamp_rule_7: changes_nothing()
         { elections: [1, 1, 0], reconnects: 1, writes: [0, 1, 0], marks: 1 }
@@ -94,10 +94,10 @@ rules! {
         { writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
     /// A grant that its leader won't use is reported void.
     unused_grant_is_void_rule_7: breaks(EventualResolution)
-        { writes: [0, 2, 0] } { one_key: true, drain: true };
+        { writes: [0, 2, 0], compacts: 1 } { one_key: true, drain: true };
     /// An undecided prepare is not resolved.
     undecided_not_resolved_rule_7: breaks(WatermarkStable)
-        { txns: 1, marks: 1 } { txn: &[1, 2], member_reads: &[1] };
+        { marks: 1 } { txns: &[&[1, 2]], member_reads: &[1] };
     /// A grant is outstanding when allocated, not when sent.
     outstanding_from_allocation: breaks(WatermarkStable)
         { writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
@@ -118,7 +118,7 @@ rules! {
         { writes: [0, 1, 0] } { reads: &[&[1]] };
     /// A read waits for the Txn whose latch is in its way.
     read_waits_for_latch_rule_9b: breaks(ReadSnapshotStable)
-        { txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+        { releases: 0 } { txns: &[&[1, 2]], reads: &[&[1]] };
     /// A read waits until what the leader holds at or below it is applied.
     read_applies_up_to_point_rule_9c: breaks(ReadSnapshotStable)
         { writes: [0, 1, 0] } { reads: &[&[1]] };
@@ -127,22 +127,75 @@ rules! {
         { elections: [0, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
     /// A read point reaches a leader, to fix what it waits for, after the no-op.
     point_reaches_after_noop_rule_9: breaks(ReadSnapshotStable)
-        { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+        { elections: [0, 1, 0] } { txns: &[&[1, 2]], reads: &[&[1]] };
     /// A read is answered from the snapshot at its point, not from the newest.
     answers_at_point_rule_9: breaks(ReadSnapshotStable)
         { writes: [0, 1, 0] } { reads: &[&[1]] };
-    /// A Txn is granted only if its latches are of the announced terms.
+    /// A watch inside one group stays below its undecided prepares.
+    watch_below_undecided_rule_11: breaks(LocalWatchWhole)
+        { writes: [0, 0, 1] } { txns: &[&[1, 2]] };
+    /// A latch is taken only after the leader's own no-op.
+    latch_after_noop_rule_12: breaks(EvaluatedOnLast)
+        { elections: [0, 1, 0], writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };
+    /// A latch is held when what was asked or pending in its range is applied.
+    latch_waits_for_writes_rule_12: breaks(EvaluatedOnLast)
+        { writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };
+    /// A write in the range of a latch waits for its end.
+    writes_wait_behind_latch_rule_12: breaks(EvaluatedOnLast)
+        { writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };
+    /// A new leader takes over undecided prepares with their latches.
+    takes_over_latches_rule_12: breaks(EvaluatedOnLast)
+        { elections: [0, 1, 0], writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };
+    /// Latches are taken in group order.
+    latches_in_group_order_rule_12: breaks(NoDeadlock)
+        { releases: 0 } { txns: &[&[1, 2], &[1, 2]], one_key: true };
+    /// A Txn is granted only if its latches are of the announced terms; while
+    /// latches end with their term, this only saves a revision.
     txn_names_terms_rule_12: changes_nothing()
-        { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+        { elections: [0, 1, 0] } { txns: &[&[1, 2]], reads: &[&[1]] };
+    /// A latch is not kept for a later term of the same node; the terms that
+    /// the Txn names would catch one that is.
+    latches_end_with_term_rule_12 and txn_names_terms_rule_12: breaks(EvaluatedOnLast)
+        { elections: [0, 2, 0], writes: [0, 1, 0] } { txns: &[&[0, 1]], one_key: true, data_groups: 1 };
+    /// An attempt asks for its grant once.
+    txn_asks_once_rule_12: breaks(TxnAtomic)
+        { elections: [1, 0, 0] } { txns: &[&[1, 2]] };
     /// A Txn's grant is outstanding in each participant.
     txn_outstanding_everywhere_rule_12: breaks(WatermarkStable)
-        { txns: 1, marks: 1 } { txn: &[1, 2], member_reads: &[2] };
+        { marks: 1 } { txns: &[&[1, 2]], member_reads: &[2] };
     /// A grant becomes a prepare only while its latch is held.
     prepare_needs_latch_rule_12: breaks(ReadSnapshotStable)
-        { txns: 1, releases: 1 } { txn: &[1, 2], reads: &[&[1]] };
+        { releases: 1 } { txns: &[&[1, 2]], reads: &[&[1]] };
+    /// A Txn is acknowledged when all its prepares are applied.
+    ack_after_all_prepared_rule_12: breaks(TxnAtomic)
+        { elections: [0, 1, 0] } { txns: &[&[1, 2]] };
     /// A Txn is committed when its prepares are committed, not appended.
     decide_after_commits_rule_12: breaks(TxnAtomic)
-        { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2] };
+        { elections: [0, 1, 0] } { txns: &[&[1, 2]] };
+    /// A finisher asks after a round of its own group.
+    finisher_round_rule_12: changes_nothing()
+        { elections: [0, 1, 0], forgets: 2 } { txns: &[&[1, 2]] };
+    /// A leader answers about Txns after its own no-op.
+    answers_after_noop_rule_12: breaks(TxnAtomic)
+        { elections: [0, 1, 0] } { txns: &[&[1, 2]] };
+    /// A void for one without a record looks at what is on its way.
+    void_looks_at_pending_rule_12: breaks(TxnAtomic)
+        { elections: [0; 3] } { txns: &[&[1, 2]] };
+    /// It is committed before it is told.
+    void_is_committed_rule_12: breaks(TxnAtomic)
+        { elections: [0, 1, 0] } { txns: &[&[1, 2]] };
+    /// It releases the latch when it is proposed, not when it is applied.
+    void_releases_latch_at_once_rule_12: breaks(TxnAtomic)
+        { elections: [0; 3] } { txns: &[&[1, 2]] };
+    /// Only for one whose own prepare is undecided; others hear *unknown*.
+    void_only_for_undecided_rule_12: breaks(TxnAtomic)
+        { forgets: 1 } { txns: &[&[1, 2]] };
+    /// A record is kept until all participants have decided.
+    forget_after_all_decided_rule_12: breaks(TxnAtomic)
+        { forgets: 1 } { txns: &[&[1, 2]] };
+    /// That one has no record counts as decided only after a round of its group.
+    forgotten_after_round_rule_12: breaks(TxnAtomic)
+        { elections: [0, 1, 0], forgets: 1 } { txns: &[&[1, 2]] };
     /// A request evaluated before a change of root state is refused.
     refuse_stale_ask_rule_15: breaks(RootStateFresh)
         { compacts: 1, writes: [0, 1, 0] };

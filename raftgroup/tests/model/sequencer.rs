@@ -2,10 +2,11 @@
 //! ledger per group, and nothing leaves before a round that began after it.
 
 use crate::action::{Action, Model};
+use crate::finish::undecided;
 use crate::state::{
-    Entry, Index, Kind, Leader, Ledger, Msg, ROOT, Rev, Sequencer, State, Term, Waiting, Write,
+    Entry, Grant, Index, Kind, Leader, Ledger, Msg, ROOT, Rev, Sequencer, State, Term, Waiting,
+    Write,
 };
-use crate::txn::undecided;
 
 impl Model {
     pub(crate) fn sequencer_actions(&self, s: &State, out: &mut Vec<Action>) {
@@ -22,7 +23,8 @@ impl Model {
                 out.push(Action::RaiseCeiling(epoch));
             }
             let remaps = self.remaps(s, epoch);
-            if s.left.writes[ROOT] > 0 && !remaps {
+            let waits = self.waits(&s.groups[ROOT], epoch);
+            if s.left.writes[ROOT] > 0 && !remaps && !waits {
                 out.push(Action::RootWrite(epoch));
             }
             if s.left.splits > 0 && !many && !remaps && self.drained(s, epoch) {
@@ -89,9 +91,19 @@ impl Model {
     }
 
     fn propose(&self, s: &mut State, epoch: Term, kind: Kind, rev: Rev) {
+        // A name that no other write of the root group has.
+        let name = epoch << 4 | rev;
+        let write = match self.bounds.one_key && kind == Kind::Write {
+            true => Write {
+                name,
+                base: Some(s.groups[ROOT].last_name(epoch)),
+                ..Write::default()
+            },
+            false => Write::default(),
+        };
         let write = Write {
             after: s.acked,
-            ..Write::default()
+            ..write
         };
         let entry = Entry {
             kind,
@@ -173,8 +185,10 @@ impl Model {
         } else {
             0
         };
+        let latched = self.kept_latches(root);
         root.leaders.push(Leader {
             applied: root.len(),
+            latched,
             ..Leader::new(true)
         });
         s.seqs.push(Sequencer {
@@ -188,7 +202,7 @@ impl Model {
 
     fn leaks(&self, seq: &Sequencer, waiting: &Waiting) -> bool {
         let rule = match waiting {
-            Waiting::Grant { .. } => self.rules.confirmed_rule_3,
+            Waiting::Grant(_) => self.rules.confirmed_rule_3,
             Waiting::ReadPoint { .. } => self.rules.read_point_confirmed_rule_3,
         };
         !rule || (!self.rules.round_after_allocation_rule_3 && seq.round_began)
@@ -202,13 +216,14 @@ impl Model {
                 continue;
             }
             match w {
-                Waiting::Grant { stamp, id, rev } => {
+                Waiting::Grant(grant) => {
+                    let Grant { stamp, rev, .. } = grant;
                     if !self.rules.outstanding_from_allocation
                         && let Some(ledger) = &mut s.seq_mut(epoch).ledgers[stamp.group]
                     {
                         ledger.outstanding.push(rev);
                     }
-                    s.send(Msg::Grant { stamp, id, rev });
+                    s.send(Msg::Grant(grant));
                 }
                 Waiting::ReadPoint { read, rev, root } => s.reads[read].take_point(rev, root),
             }
@@ -217,7 +232,7 @@ impl Model {
 
     /// What a sequencer would do anything for; the leader's half is in leader.rs.
     pub(crate) fn sequencer_heeds(&self, s: &State, msg: &Msg, to: Term) -> bool {
-        let stamp = msg.stamp();
+        let stamp = msg.stamp().expect("for sequencers");
         let seq = s.seq(to);
         let ledger = seq.ledgers[stamp.group].as_ref();
         let current = ledger.is_some_and(|l| (l.term, l.session) == (stamp.term, stamp.session));
@@ -246,18 +261,20 @@ impl Model {
                 let Some(ledger) = ledger else { return false };
                 let stamped = to == stamp.epoch && current;
                 let news = index > ledger.index || ledger.outstanding.iter().any(|&o| o <= rev);
-                news && (stamped || !self.rules.resolved_checks_stamp_rule_7)
+                news && self.reports_matter(s)
+                    && (stamped || !self.rules.resolved_checks_stamp_rule_7)
             }
             Msg::Void { rev, .. } => {
                 let Some(ledger) = ledger else { return false };
-                to == stamp.epoch && current && ledger.outstanding.contains(&rev)
+                let news = ledger.outstanding.contains(&rev) && self.reports_matter(s);
+                to == stamp.epoch && current && news
             }
-            Msg::Grant { .. } | Msg::Refused { .. } => false,
+            Msg::Grant(_) | Msg::Refused { .. } | Msg::Question(_) => false,
         }
     }
 
     pub(crate) fn sequencer_receives(&self, s: &mut State, msg: Msg, to: Term) {
-        let stamp = msg.stamp();
+        let stamp = msg.stamp().expect("for sequencers");
         match msg {
             Msg::Hello { pending, index, .. } => {
                 s.seq_mut(to).ledgers[stamp.group] = Some(Ledger {
@@ -266,6 +283,7 @@ impl Model {
                     outstanding: pending,
                     index,
                     asked: 0,
+                    places: 0,
                 });
             }
             Msg::Ask { id, root, .. } => {
@@ -284,8 +302,15 @@ impl Model {
                 if from_allocation {
                     ledger.outstanding.push(rev);
                 }
+                let place = ledger.places;
+                ledger.places += 1;
                 seq.next += 1;
-                seq.waiting.push(Waiting::Grant { stamp, id, rev });
+                seq.waiting.push(Waiting::Grant(Grant {
+                    stamp,
+                    place,
+                    id,
+                    rev,
+                }));
             }
             Msg::Resolved { rev, index, .. } => {
                 let ledger = s.seq_mut(to).ledgers[stamp.group].as_mut();
@@ -301,7 +326,7 @@ impl Model {
                     .outstanding
                     .retain(|&o| if alone { o != rev } else { o > rev });
             }
-            Msg::Grant { .. } | Msg::Refused { .. } => unreachable!("for leaders"),
+            Msg::Grant(_) | Msg::Refused { .. } | Msg::Question(_) => unreachable!("for leaders"),
         }
     }
 
@@ -337,9 +362,10 @@ impl Model {
         let (first, index) = if group == ROOT {
             let root = &s.groups[ROOT];
             let first = root.unapplied(epoch).filter_map(Entry::ordered).min();
-            let open = undecided(root.applied(epoch).iter());
+            let open = undecided(root.applied(epoch).iter()).map(|(_, rev)| rev);
+            let counted = self.rules.undecided_not_resolved_rule_7;
             (
-                open.into_iter().chain(first).min(),
+                open.filter(|_| counted).chain(first).min(),
                 root.leader(epoch).applied,
             )
         } else {

@@ -43,21 +43,31 @@ pub(crate) struct State {
     pub(crate) compacted: Index,
     /// The length of each log when the groups were merged.
     pub(crate) merged: Option<Vec<Index>>,
-    pub(crate) txn: Txn,
+    /// As `Bounds::txns`.
+    pub(crate) txns: Vec<Txn>,
     pub(crate) left: Budget,
 }
 
+/// An attempt of a Txn over several groups, as its coordinator knows it. Each
+/// of the coordinator's steps may stay out for ever: that is its death.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Txn {
     /// In which terms the latches were taken, in participant order.
     pub(crate) terms: Vec<Term>,
+    /// The write it does in each participant, as evaluated under the latch.
+    pub(crate) writes: Vec<Write>,
+    /// Where it asked for its grant; 0 before.
+    pub(crate) epoch: Term,
     /// 0 before its grant.
     pub(crate) rev: Rev,
-    pub(crate) after: Rev,
+    pub(crate) acked: bool,
+    /// Somebody who is no participant was told that it is void.
+    pub(crate) told_void: bool,
 }
 
-/// The request id of the Txn's grants.
-pub(crate) const TXN: u8 = 15;
+/// The request id of the first Txn's grants; those of writes are smaller.
+pub(crate) const TXN: u8 = 12;
+pub(crate) const TXNS_MAX: usize = 2;
 
 /// What may still happen: failures and requests that the bounds allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,10 +82,12 @@ pub(crate) struct Budget {
     pub(crate) compacts: u8,
     pub(crate) splits: u8,
     pub(crate) merges: u8,
-    /// Txns over `Bounds::txn`; at most one.
-    pub(crate) txns: u8,
     /// Latches given up by the leader that holds them.
     pub(crate) releases: u8,
+    /// Records of decided Txns that are forgotten.
+    pub(crate) forgets: u8,
+    /// Questions about a Txn that stay in flight for a while.
+    pub(crate) late_questions: u8,
     /// Watermarks that reach the member.
     pub(crate) marks: u8,
     /// Answers and acknowledgements of the lagging member.
@@ -90,8 +102,8 @@ pub(crate) struct Bounds {
     pub(crate) reads: &'static [&'static [usize]],
     /// The groups that the lagging member reads.
     pub(crate) member_reads: &'static [usize],
-    /// The participants of the Txn, in latch order.
-    pub(crate) txn: &'static [usize],
+    /// The participants of each Txn, in latch order.
+    pub(crate) txns: &'static [&'static [usize]],
     pub(crate) asks_in_flight_max: usize,
     pub(crate) ceiling_start: Rev,
     pub(crate) ceiling_step: Rev,
@@ -100,8 +112,14 @@ pub(crate) struct Bounds {
     pub(crate) announced: bool,
     /// Start with the root group alone; the others are born by the split.
     pub(crate) one_group: bool,
-    /// A write in a data group depends on the one before it.
+    /// All writes and Txns are on one key of each group, and each depends on the
+    /// one before it; otherwise each has keys of its own.
     pub(crate) one_key: bool,
+    /// For larger themes: an elected leader applies in the step that commits,
+    /// the lagging member applies what a watermark asks for when it comes, and
+    /// a Txn takes all its latches in one step, after the grant of the one
+    /// before it.
+    pub(crate) swift: bool,
     /// Check eventual resolution from every state, too.
     pub(crate) drain: bool,
 }
@@ -115,8 +133,9 @@ impl Budget {
         compacts: 0,
         splits: 0,
         merges: 0,
-        txns: 0,
         releases: 0,
+        forgets: 0,
+        late_questions: 0,
         marks: 0,
         member_answers: 0,
     };
@@ -127,7 +146,7 @@ impl Bounds {
         budget: Budget::NONE,
         reads: &[],
         member_reads: &[],
-        txn: &[],
+        txns: &[],
         asks_in_flight_max: 2,
         ceiling_start: 2,
         ceiling_step: 2,
@@ -135,6 +154,7 @@ impl Bounds {
         announced: true,
         one_group: false,
         one_key: false,
+        swift: false,
         drain: false,
     };
 }
@@ -158,11 +178,14 @@ pub(crate) enum Kind {
     Split,
     /// The root group is alone again; `rev` is the floor.
     Merge,
-    /// The Txn's records, in each participant. A void without a prepare stands
-    /// for one that will never come.
-    Prepare,
-    Commit,
-    Void,
+    /// The records of a Txn in each participant. A void may come before its
+    /// grant, and then has no place in the order of revisions.
+    Prepare(u8),
+    Commit(u8),
+    Void(u8),
+    /// A void that takes the place of the prepare.
+    Reach(u8),
+    Forget(u8),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -193,8 +216,10 @@ pub(crate) struct Leader {
     pub(crate) applied: Index,
     /// Appended, not committed.
     pub(crate) proposed: Vec<Entry>,
-    /// It holds the Txn's latch.
-    pub(crate) latched: bool,
+    /// The Txns whose latch it holds and that it has not prepared, a bit each.
+    pub(crate) latched: u8,
+    /// What other participants told about each Txn.
+    pub(crate) heard: [Heard; TXNS_MAX],
     // What follows is unused in the root group.
     /// The newest epoch after whose discovery a round of this group began.
     pub(crate) learned: Term,
@@ -203,8 +228,18 @@ pub(crate) struct Leader {
     pub(crate) session: u8,
     pub(crate) asks_count: u8,
     pub(crate) asks: Vec<Ask>,
+    /// The place in the grant stream of this session that it takes next.
+    pub(crate) place: u8,
     /// How far its node's root replica has applied.
     pub(crate) root_applied: Index,
+}
+
+/// Answers about a Txn, a bit for each participant's group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Heard {
+    pub(crate) prepared: u8,
+    pub(crate) decided: u8,
+    pub(crate) void: bool,
 }
 
 /// A grant request that waits for its answer.
@@ -254,11 +289,13 @@ pub(crate) struct Ledger {
     pub(crate) index: Index,
     /// Requests of this session seen, one bit per id.
     pub(crate) asked: u16,
+    /// Grants put into this session's stream.
+    pub(crate) places: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Waiting {
-    Grant { stamp: Stamp, id: u8, rev: Rev },
+    Grant(Grant),
     ReadPoint { read: usize, rev: Rev, root: Index },
 }
 
@@ -268,6 +305,27 @@ pub(crate) struct Stamp {
     pub(crate) group: usize,
     pub(crate) term: Term,
     pub(crate) session: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Grant {
+    pub(crate) stamp: Stamp,
+    /// In the grant stream of that stamp.
+    pub(crate) place: u8,
+    pub(crate) id: u8,
+    pub(crate) rev: Rev,
+}
+
+/// What became of a Txn, a participant's leader asks the leader of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Question {
+    pub(crate) txn: u8,
+    pub(crate) from: usize,
+    pub(crate) term: Term,
+    /// The asker's own prepare is undecided.
+    pub(crate) undecided: bool,
+    pub(crate) to: usize,
+    pub(crate) rev: Rev,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -282,11 +340,7 @@ pub(crate) enum Msg {
         id: u8,
         root: Index,
     },
-    Grant {
-        stamp: Stamp,
-        id: u8,
-        rev: Rev,
-    },
+    Grant(Grant),
     Refused {
         stamp: Stamp,
         id: u8,
@@ -301,6 +355,7 @@ pub(crate) enum Msg {
         stamp: Stamp,
         rev: Rev,
     },
+    Question(Question),
 }
 
 /// A linearizable read. Its read point travels inside it: a delayed or lost
@@ -332,8 +387,8 @@ pub(crate) struct Part {
     pub(crate) term: Term,
     /// Requests whose answers it waits for.
     pub(crate) awaits: Vec<u8>,
-    /// The Txn was in the way when the point reached the leader.
-    pub(crate) awaits_txn: bool,
+    /// The Txns in the way when the point reached the leader, a bit each.
+    pub(crate) awaits_txns: u8,
     pub(crate) answer: Option<Answer>,
 }
 
@@ -384,6 +439,7 @@ impl State {
             outstanding: Vec::new(),
             index: 0,
             asked: 0,
+            places: 0,
         };
         let ledger = (announced > 0).then_some(ledger);
         let seq = Sequencer {
@@ -411,7 +467,7 @@ impl State {
             acked: 0,
             compacted: 0,
             merged: None,
-            txn: Txn::default(),
+            txns: vec![Txn::default(); bounds.txns.len()],
             left: bounds.budget,
         }
     }
@@ -486,25 +542,36 @@ impl Group {
         self.applied(term).iter().chain(self.unapplied(term))
     }
 
-    /// The last write or prepare that the leader of `term` applied or holds.
-    pub(crate) fn last(&self, term: Term) -> Option<&Entry> {
-        self.held(term).filter(|e| e.ordered().is_some()).last()
+    /// The name of the last write that is visible in what the leader of `term`
+    /// applied or holds.
+    pub(crate) fn last_name(&self, term: Term) -> u8 {
+        let visible = self.held(term).filter(|e| e.visible().is_some());
+        visible.last().map_or(0, |e| e.write.name)
     }
 }
 
 impl Entry {
     /// The revision, if its place in the log follows it.
     pub(crate) fn ordered(&self) -> Option<Rev> {
-        matches!(self.kind, Kind::Write | Kind::Prepare).then_some(self.rev)
+        let ordered = matches!(self.kind, Kind::Write | Kind::Prepare(_) | Kind::Reach(_));
+        ordered.then_some(self.rev)
     }
 
     /// The revision, if the entry makes a write visible.
     pub(crate) fn visible(&self) -> Option<Rev> {
-        matches!(self.kind, Kind::Write | Kind::Commit).then_some(self.rev)
+        matches!(self.kind, Kind::Write | Kind::Commit(_)).then_some(self.rev)
     }
 
-    pub(crate) fn is_txn(&self) -> bool {
-        matches!(self.kind, Kind::Prepare | Kind::Commit | Kind::Void)
+    /// The Txn that the entry is about.
+    pub(crate) fn txn(&self) -> Option<u8> {
+        match self.kind {
+            Kind::Prepare(t)
+            | Kind::Commit(t)
+            | Kind::Void(t)
+            | Kind::Reach(t)
+            | Kind::Forget(t) => Some(t),
+            _ => None,
+        }
     }
 }
 
@@ -514,12 +581,14 @@ impl Leader {
             ready,
             applied: 0,
             proposed: Vec::new(),
-            latched: false,
+            latched: 0,
+            heard: [Heard::default(); TXNS_MAX],
             learned: 0,
             epoch: 0,
             session: 0,
             asks_count: 0,
             asks: Vec::new(),
+            place: 0,
             root_applied: 0,
         }
     }
@@ -556,21 +625,23 @@ impl Part {
             rounds: 0,
             term: 0,
             awaits: Vec::new(),
-            awaits_txn: false,
+            awaits_txns: 0,
             answer: None,
         }
     }
 }
 
 impl Msg {
-    pub(crate) fn stamp(&self) -> Stamp {
+    /// None for what goes from leader to leader.
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
         match *self {
             Msg::Hello { stamp, .. }
             | Msg::Ask { stamp, .. }
-            | Msg::Grant { stamp, .. }
+            | Msg::Grant(Grant { stamp, .. })
             | Msg::Refused { stamp, .. }
             | Msg::Resolved { stamp, .. }
-            | Msg::Void { stamp, .. } => stamp,
+            | Msg::Void { stamp, .. } => Some(stamp),
+            Msg::Question(_) => None,
         }
     }
 }

@@ -1,96 +1,128 @@
-//! A Txn over several groups takes one revision: committed when every
-//! participant's prepare is committed, and then everywhere; until it is
-//! decided, nobody reads past it. Its keys are not those of the other writes.
+//! A Txn over several groups takes one revision: evaluated under latches in
+//! all its groups, granted once, and prepared in a group only when its grant
+//! leaves that group's stream while the latch is held. How it ends is in
+//! finish.rs.
 
 use crate::action::{Action, Model};
-use crate::state::{Entry, Group, Kind, Msg, ROOT, Rev, Stamp, State, TXN, Term, Waiting, Write};
+use crate::finish::{Record, record, undecided};
+use crate::state::{Entry, Grant, Group, Kind, ROOT, Rev, Stamp, State, TXN, Term, Waiting, Write};
 
 impl Model {
+    /// The groups of a Txn, in the order in which their latches are taken.
+    pub(crate) fn participants(&self, t: u8) -> impl Iterator<Item = usize> {
+        let groups = self.bounds.txns[usize::from(t)];
+        let ordered = self.rules.latches_in_group_order_rule_12 || t == 0;
+        let last = groups.len() - 1;
+        (0..=last).map(move |n| groups[if ordered { n } else { last - n }])
+    }
+
     pub(crate) fn txn_actions(&self, s: &State, out: &mut Vec<Action>) {
-        let groups = self.bounds.txn;
-        if groups.is_empty() {
-            return;
-        }
-        let latched = s.txn.terms.len();
-        if latched < groups.len() && s.left.txns > 0 {
-            let group = &s.groups[groups[latched]];
-            let terms = (1..=group.term()).filter(|&t| group.leader(t).ready);
-            out.extend(terms.map(Action::Latch));
-        }
-        if latched == groups.len() && s.txn.rev == 0 {
-            let epochs = (1..=s.epoch()).filter(|&e| self.may_allocate(s, e));
-            out.extend(epochs.map(Action::AskTxn));
-        }
-        for (&g, &term) in groups.iter().zip(&s.txn.terms) {
-            if s.left.releases > 0 && s.groups[g].leader(term).latched {
-                out.push(Action::Release(g, term));
+        for (t, txn) in (0..).zip(&s.txns) {
+            let next = self.participants(t).nth(txn.terms.len());
+            let early = self.bounds.swift && t > 0 && s.txns[usize::from(t) - 1].rev == 0;
+            if let Some(g) = next.filter(|_| !early) {
+                let terms = 1..=s.groups[g].term();
+                let terms = terms.filter(|&term| self.may_latch(s, g, term));
+                out.extend(terms.map(|term| Action::Latch(t, term)));
+            } else if next.is_none() {
+                let epochs = (1..=s.epoch()).filter(|&e| self.may_allocate(s, t, e));
+                out.extend(epochs.map(|e| Action::AskTxn(t, e)));
             }
-        }
-        if s.txn.rev == 0 {
-            return;
-        }
-        for &g in groups {
-            for term in (1..=s.groups[g].term()).filter(|&t| s.groups[g].leader(t).ready) {
-                if self.decision(s, g, term).is_some() {
-                    out.push(Action::Decide(g, term));
+            for (g, &term) in self.participants(t).zip(&txn.terms) {
+                if s.left.releases > 0 && s.groups[g].leader(term).latched & (1 << t) != 0 {
+                    out.push(Action::Release(g, term, t));
                 }
             }
+            if txn.rev > 0 {
+                self.finish_actions(s, t, out);
+            }
         }
+    }
+
+    /// On one key, a latch waits for what was there before it.
+    fn may_latch(&self, s: &State, g: usize, term: Term) -> bool {
+        let group = &s.groups[g];
+        let leader = group.leader(term);
+        let asked = !leader.asks.is_empty();
+        let pending = group.unapplied(term).any(|e| e.ordered().is_some());
+        let waits = (asked || pending) && self.rules.latch_waits_for_writes_rule_12;
+        (leader.ready || !self.rules.latch_after_noop_rule_12)
+            && (!self.bounds.one_key || (!waits && self.in_the_way(group, term) == 0))
     }
 
     pub(crate) fn act_txn(&self, s: &mut State, action: Action) {
         match action {
-            Action::Latch(term) => {
-                let g = self.bounds.txn[s.txn.terms.len()];
-                if s.txn.terms.is_empty() {
-                    s.txn.after = s.acked;
-                }
-                s.groups[g].leader_mut(term).latched = true;
-                s.txn.terms.push(term);
-                if s.txn.terms.len() == self.bounds.txn.len() {
-                    s.left.txns -= 1;
+            Action::Latch(t, term) => {
+                self.latch(s, t, term);
+                let more = self.participants(t).skip(1);
+                for g in more.filter(|_| self.bounds.swift) {
+                    self.latch(s, t, s.groups[g].term());
                 }
             }
-            Action::AskTxn(epoch) => self.allocate(s, epoch),
-            Action::Release(g, term) => {
+            Action::AskTxn(t, epoch) => self.allocate(s, t, epoch),
+            Action::Release(g, term, t) => {
                 s.left.releases -= 1;
-                s.groups[g].leader_mut(term).latched = false;
+                s.groups[g].leader_mut(term).latched &= !(1 << t);
             }
-            Action::Decide(g, term) => {
-                let kind = self.decision(s, g, term).expect("enabled only with one");
-                propose(s, g, term, kind);
-            }
-            _ => unreachable!("not a Txn's step: {action:?}"),
+            _ => self.act_finish(s, action),
         }
     }
 
+    /// Of a node that leads again, after another did, without its rule.
+    pub(crate) fn kept_latches(&self, group: &Group) -> u8 {
+        match group.leaders.iter().rev().nth(1) {
+            Some(before) if !self.rules.latches_end_with_term_rule_12 => before.latched,
+            _ => 0,
+        }
+    }
+
+    /// What is under the latch doesn't change, so it is evaluated here.
+    fn latch(&self, s: &mut State, t: u8, term: Term) {
+        let txn = &s.txns[usize::from(t)];
+        let after = txn.writes.first().map_or(s.acked, |w| w.after);
+        let g = self.participants(t).nth(txn.terms.len());
+        let group = &mut s.groups[g.expect("enabled only with one")];
+        let seen = group.applied(term).iter();
+        let seen = seen.filter(|e| e.visible().is_some()).last();
+        let last = seen.map_or(0, |e| e.write.name);
+        group.leader_mut(term).latched |= 1 << t;
+        let txn = &mut s.txns[usize::from(t)];
+        txn.terms.push(term);
+        txn.writes.push(Write {
+            name: if self.bounds.one_key { 0xf0 | t } else { 0 },
+            base: self.bounds.one_key.then_some(last),
+            after,
+            stale: false,
+        });
+    }
+
     /// The terms in which the latches were taken are those announced.
-    fn may_allocate(&self, s: &State, epoch: Term) -> bool {
+    fn may_allocate(&self, s: &State, t: u8, epoch: Term) -> bool {
         let seq = s.seq(epoch);
+        let txn = &s.txns[usize::from(t)];
+        let again = !self.rules.txn_asks_once_rule_12 && epoch > txn.epoch;
         let announced = |g: usize, term: Term| match &seq.ledgers[g] {
-            _ if g == ROOT => term == epoch,
+            _ if g == ROOT => term == epoch || !self.rules.txn_names_terms_rule_12,
             Some(ledger) => ledger.term == term || !self.rules.txn_names_terms_rule_12,
             None => false,
         };
-        let mut latches = self.bounds.txn.iter().zip(&s.txn.terms);
-        seq.next <= seq.ceiling && latches.all(|(&g, &term)| announced(g, term))
+        let mut latches = self.participants(t).zip(&txn.terms);
+        (txn.epoch == 0 || again)
+            && seq.next <= seq.ceiling
+            && latches.all(|(g, &term)| announced(g, term))
     }
 
     /// One revision, outstanding in every participant and granted in each one's
     /// own stream; the root prepares in this step.
-    fn allocate(&self, s: &mut State, epoch: Term) {
+    fn allocate(&self, s: &mut State, t: u8, epoch: Term) {
         let rev = s.seq(epoch).next;
-        s.txn.rev = rev;
+        let txn = &mut s.txns[usize::from(t)];
+        txn.rev = rev;
+        txn.epoch = epoch;
         s.seq_mut(epoch).next += 1;
-        for (n, &group) in self.bounds.txn.iter().enumerate() {
+        for (n, group) in self.participants(t).enumerate() {
             if group == ROOT {
-                let latched = s.groups[ROOT].leader(epoch).latched;
-                propose(
-                    s,
-                    ROOT,
-                    epoch,
-                    if latched { Kind::Prepare } else { Kind::Void },
-                );
+                self.take_txn_grant(s, ROOT, epoch, t, rev);
                 continue;
             }
             let seq = s.seq_mut(epoch);
@@ -104,96 +136,53 @@ impl Model {
                 term: ledger.term,
                 session: ledger.session,
             };
-            seq.waiting.push(Waiting::Grant {
+            let grant = Grant {
                 stamp,
-                id: TXN,
+                place: ledger.places,
+                id: TXN + t,
                 rev,
-            });
+            };
+            ledger.places += 1;
+            seq.waiting.push(Waiting::Grant(grant));
         }
     }
 
     /// The Txn's grant left the stream of this session.
-    pub(crate) fn take_txn_grant(&self, s: &mut State, stamp: Stamp, rev: Rev) {
-        let group = &s.groups[stamp.group];
-        let above = group.last(stamp.term).is_none_or(|e| e.rev < rev);
-        let latched = group.leader(stamp.term).latched || !self.rules.prepare_needs_latch_rule_12;
-        let kind = if above && latched {
-            Kind::Prepare
-        } else {
-            Kind::Void
-        };
-        propose(s, stamp.group, stamp.term, kind);
-    }
-
-    /// What the leader can add about the Txn, asking the other participants:
-    /// a decision, or a void for one whose prepare waits and who finds no
-    /// record here.
-    fn decision(&self, s: &State, g: usize, term: Term) -> Option<Kind> {
+    pub(crate) fn take_txn_grant(&self, s: &mut State, g: usize, term: Term, t: u8, rev: Rev) {
         let group = &s.groups[g];
-        let others = || self.bounds.txn.iter().map(|&o| &s.groups[o]);
-        if !group.held(term).any(Entry::is_txn) {
-            let waits = |o: &Group| undecided(o.log.iter()).is_some();
-            return others().any(waits).then_some(Kind::Void);
-        }
-        // Its own prepare is applied and nothing about it is on its way.
-        undecided(group.applied(term).iter())?;
-        if group.unapplied(term).any(Entry::is_txn) {
-            return None;
-        }
-        let has = |o: &Group, kind| o.log.iter().any(|e| e.kind == kind);
-        let prepared = |o: &Group| {
-            let appended = || o.held(o.term()).any(|e| e.kind == Kind::Prepare);
-            has(o, Kind::Prepare) || (!self.rules.decide_after_commits_rule_12 && appended())
-        };
-        if others().any(|o| has(o, Kind::Void)) {
-            Some(Kind::Void)
+        let latched = group.leader(term).latched & (1 << t) != 0;
+        let free = record(group.held(term), t) == Record::None;
+        let prepares = latched || (free && !self.rules.prepare_needs_latch_rule_12);
+        let kind = if prepares {
+            Kind::Prepare(t)
         } else {
-            others().all(prepared).then_some(Kind::Commit)
-        }
+            Kind::Reach(t)
+        };
+        s.groups[g].leader_mut(term).latched &= !(1 << t);
+        self.propose_txn(s, g, term, kind, rev);
     }
 
-    /// Through where everything is applied, as a leader may report it.
-    pub(crate) fn resolved(&self, group: &Group, term: Term) -> Rev {
-        let applied = group.applied(term);
-        let last = applied.iter().filter_map(Entry::ordered).max().unwrap_or(0);
-        match undecided(applied.iter()) {
-            Some(rev) if self.rules.undecided_not_resolved_rule_7 => last.min(rev - 1),
-            _ => last,
-        }
+    pub(crate) fn propose_txn(&self, s: &mut State, g: usize, term: Term, kind: Kind, rev: Rev) {
+        let entry = Entry {
+            kind,
+            rev,
+            term,
+            write: Write::default(),
+        };
+        let t = entry.txn().expect("a Txn's entry");
+        let n = self.participants(t).position(|p| p == g);
+        let write = s.txns[usize::from(t)].writes[n.expect("a participant")];
+        let entry = Entry { write, ..entry };
+        s.groups[g].leader_mut(term).proposed.push(entry);
     }
 
-    /// The latch is held here, or a prepare taken over is undecided.
-    pub(crate) fn txn_in_the_way(&self, group: &Group, term: Term) -> bool {
-        group.leader(term).latched || undecided(group.held(term)).is_some()
-    }
-}
-
-fn propose(s: &mut State, g: usize, term: Term, kind: Kind) {
-    let entry = Entry {
-        kind,
-        rev: s.txn.rev,
-        term,
-        write: Write::default(),
-    };
-    s.groups[g].leader_mut(term).proposed.push(entry);
-}
-
-/// The revision of the prepare among these entries that has no decision.
-pub(crate) fn undecided<'a>(entries: impl Iterator<Item = &'a Entry>) -> Option<Rev> {
-    entries.fold(None, |open, e| match e.kind {
-        Kind::Prepare => Some(e.rev),
-        Kind::Commit | Kind::Void => None,
-        _ => open,
-    })
-}
-
-/// A void of something that was never prepared resolves its own revision only.
-pub(crate) fn report(group: &Group, stamp: Stamp, rev: Rev) -> Msg {
-    let index = group.leader(stamp.term).applied;
-    let applied = group.applied(stamp.term);
-    let lone = |e: &Entry| e.kind == Kind::Void && !applied.iter().any(|p| p.kind == Kind::Prepare);
-    match applied.last() {
-        Some(e) if lone(e) => Msg::Void { stamp, rev: e.rev },
-        _ => Msg::Resolved { stamp, rev, index },
+    /// The Txns whose latch is held here, or whose prepare is and its decision
+    /// not applied, also one that was taken over; a bit each.
+    pub(crate) fn in_the_way(&self, group: &Group, term: Term) -> u8 {
+        let own = |e: &&Entry| self.rules.takes_over_latches_rule_12 || e.term == term;
+        let pending = group.unapplied(term);
+        let pending = pending.filter(|e| matches!(e.kind, Kind::Prepare(_)));
+        let open = undecided(group.applied(term).iter().chain(pending).filter(own));
+        open.fold(group.leader(term).latched, |mask, (t, _)| mask | 1 << t)
     }
 }

@@ -49,15 +49,31 @@ mod small {
             { writes: [1, 1, 0], splits: 1, merges: 1 }
             { one_group: true, drain: true, reads: &[&[0]], data_groups: 1 };
         txn_beside_writes:
-            { writes: [0, 0, 1], txns: 1, releases: 1, marks: 1 }
-            { txn: &[1, 2], member_reads: &[2] };
+            { writes: [0, 0, 1], releases: 1, marks: 1 }
+            { txns: &[&[1, 2]], member_reads: &[2] };
         txn_with_root:
-            { elections: [1, 0, 0], txns: 1, marks: 1 }
-            { txn: &[0, 1], member_reads: &[1], data_groups: 1 };
+            { elections: [1, 0, 0], marks: 1 }
+            { txns: &[&[0, 1]], member_reads: &[1], data_groups: 1 };
+        txn_and_root_write_on_one_key:
+            { elections: [1, 0, 0], writes: [1, 0, 0] }
+            { txns: &[&[0, 1]], one_key: true, data_groups: 1 };
+        txn_and_write_on_one_key:
+            { elections: [0, 1, 0], writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };
         reads_over_a_txn:
-            { elections: [0, 1, 0], txns: 1 } { txn: &[1, 2], reads: &[&[1]] };
+            { elections: [0, 1, 0] } { txns: &[&[1, 2]], reads: &[&[1]] };
+        read_over_groups_of_a_txn:
+            { releases: 1 } { txns: &[&[0, 1]], reads: &[&[0, 1]], data_groups: 1 };
+        txns_one_after_the_other:
+            { elections: [0, 0, 0] } { txns: &[&[1, 2], &[1, 2]], one_key: true };
+        two_undecided_txns:
+            { marks: 1 }
+            { txns: &[&[0, 1], &[0, 1]], member_reads: &[1], data_groups: 1, swift: true };
         resolution_of_a_txn:
-            { elections: [0, 1, 0], reconnects: 1, txns: 1 } { txn: &[1, 2], drain: true };
+            { elections: [0, 1, 0], reconnects: 1 } { txns: &[&[1, 2]], drain: true };
+        late_questions:
+            { elections: [0, 1, 0], forgets: 2, late_questions: 1 } { txns: &[&[1, 2]] };
+        lost_grants_of_a_txn:
+            { reconnects: 1, copies: 1, forgets: 1 } { txns: &[&[1, 2]] };
     }
 }
 
@@ -76,11 +92,25 @@ mod large {
             { elections: [2, 0, 0], writes: [1, 1, 1], marks: 1 } { member_reads: &[1] };
         #[ignore = "minutes"]
         txn_beside_writes_in_both:
-            { writes: [0, 1, 1], txns: 1, releases: 1, marks: 1 }
-            { txn: &[1, 2], member_reads: &[2] };
+            { writes: [0, 1, 1], releases: 1, marks: 1 }
+            { txns: &[&[1, 2]], member_reads: &[2] };
         #[ignore = "minutes"]
         txn_while_both_fail:
-            { elections: [1, 1, 0], reconnects: 1, txns: 1 } { txn: &[1, 2], drain: true };
+            { elections: [1, 1, 0], reconnects: 1 } { txns: &[&[1, 2]], drain: true };
+        #[ignore = "minutes"]
+        txn_of_three_groups:
+            { elections: [1, 1, 0], forgets: 1 } { txns: &[&[0, 1, 2]] };
+        #[ignore = "minutes"]
+        late_questions_while_both_participants_fail:
+            { elections: [0, 1, 1], forgets: 3, late_questions: 2 } { txns: &[&[1, 2]] };
+        #[ignore = "minutes"]
+        two_undecided_txns_beside_a_write:
+            { elections: [0, 1, 0], writes: [0, 1, 0], marks: 1 }
+            { txns: &[&[0, 1], &[0, 1]], member_reads: &[1], data_groups: 1, swift: true };
+        #[ignore = "minutes"]
+        two_undecided_txns_and_a_new_sequencer:
+            { elections: [1, 0, 0], writes: [1, 0, 0] }
+            { txns: &[&[0, 1], &[0, 1]], reads: &[&[1]], data_groups: 1, swift: true };
         #[ignore = "minutes"]
         resolution_beside_root_writes:
             { elections: [1, 1, 0], reconnects: 1, writes: [1, 1, 0], copies: 1 }
