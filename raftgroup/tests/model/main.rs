@@ -9,6 +9,7 @@ mod action;
 mod finish;
 mod invariants;
 mod leader;
+mod lease;
 mod member;
 mod proof;
 mod reader;
