@@ -16,6 +16,7 @@ mod reader;
 mod rules;
 mod search;
 mod sequencer;
+mod split;
 mod state;
 mod txn;
 mod whole;
