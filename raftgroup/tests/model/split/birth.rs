@@ -143,7 +143,8 @@ impl Protocol for Model {
         let pairs = (0..NODES).flat_map(|a| (0..NODES).map(move |b| (a, b)));
         let pairs = pairs.filter(|(a, b)| a != b && up(a) && up(b));
         for (a, b) in pairs {
-            if s.nodes[a].parent < s.nodes[b].parent {
+            let drops = s.nodes[b].parent == Parent::Shed && self.needs_frozen_half(&s.nodes[a]);
+            if s.nodes[a].parent < s.nodes[b].parent && !drops {
                 out.push(Action::Snapshot(a, b));
             }
             if self.may_vote(s, a, b) {
@@ -157,11 +158,8 @@ impl Protocol for Model {
             let node = &s.nodes[n];
             match node.parent {
                 Parent::Whole => out.push(Action::ApplySplit(n)),
-                Parent::Split if s.shed => {
-                    let durable = node.child.as_ref().is_some_and(|c| c.durable);
-                    if durable || !self.rules.shed_when_child_is_on_disk {
-                        out.push(Action::ApplyShed(n));
-                    }
+                Parent::Split if s.shed && !self.needs_frozen_half(node) => {
+                    out.push(Action::ApplyShed(n));
                 }
                 _ => {}
             }
@@ -320,6 +318,12 @@ impl Protocol for Model {
 }
 
 impl Model {
+    /// What the child was born with is on this node's disk nowhere else.
+    fn needs_frozen_half(&self, node: &Node) -> bool {
+        let alone = node.child.as_ref().is_some_and(|c| c.data && !c.durable);
+        alone && self.rules.shed_when_child_is_on_disk
+    }
+
     /// The parent's replica here has the child's half: the child's is made of
     /// it, unless it is there and knows more.
     fn bear(&self, node: &mut Node) {
@@ -409,7 +413,8 @@ rules! {
     /// It is shed when the child's leader has committed an entry of its own.
     shed_after_childs_own_entry: breaks(BirthNotLost)
         { campaigns: 1, losses: 1 };
-    /// A node drops its frozen half when its child's is on disk.
+    /// A node drops its frozen half, by the shed entry or by a snapshot past it,
+    /// when its child's is on disk.
     shed_when_child_is_on_disk: breaks(LeadersHaveAll)
         { campaigns: 1, crashes: 1 };
     /// A replica without what the group was born with never campaigns; it would
