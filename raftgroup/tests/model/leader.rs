@@ -68,11 +68,9 @@ impl Model {
                 s.left.elections[g] -= 1;
                 let applied = s.groups[g].replica.applied;
                 let root_applied = s.groups[ROOT].replica.applied;
-                let latched = self.kept_latches(&s.groups[g]);
                 let leader = Leader {
                     applied,
                     root_applied,
-                    latched,
                     ..Leader::new(false)
                 };
                 s.groups[g].leaders.push(leader);

@@ -6,12 +6,16 @@
 
 use std::time::Instant;
 
-use crate::search::{Protocol, explore};
+use crate::search::{Protocol, explore, wander};
 
 /// Searches larger than this say nothing about a rule in a test's time.
 const WITHOUT_STATES_MAX: usize = 400_000;
 /// A default exploration is complete; a larger one may stop here.
 const WHOLE_STATES_MAX: usize = 3_000_000;
+
+const WALKS_COUNT: usize = 400_000;
+const SEED: u64 = 0x5eed;
+const WALK_STEPS_MAX: usize = 150;
 
 /// The rule is needed: `without` it the promise breaks, and the same bounds
 /// are clean with all rules.
@@ -80,6 +84,19 @@ pub(crate) fn nothing_breaks<M: Protocol>(name: &str, model: M) {
     assert!(found.fulfilled || !found.complete, "{name} is vacuous");
 }
 
+/// Nothing breaks on many random walks.
+pub(crate) fn nothing_breaks_at_random<M: Protocol>(name: &str, model: M) {
+    let found = wander(&model, SEED, WALKS_COUNT, WALK_STEPS_MAX);
+    println!("{name}: {WALKS_COUNT} walks of up to {WALK_STEPS_MAX} steps");
+    if let Some(violation) = found {
+        panic!(
+            "{:?} breaks:\n{}",
+            violation.promise,
+            violation.trace.join("\n")
+        );
+    }
+}
+
 /// The rules as data, and a test for each: the promise that its absence breaks
 /// and the bounds in which that shows. `alone` is what goes with it.
 macro_rules! rules {
@@ -114,16 +131,19 @@ macro_rules! rules {
 }
 pub(crate) use rules;
 
-/// Explorations with all rules.
+/// Explorations with all rules, all of them or at random.
 macro_rules! holds {
-    ($($(#[$attr:meta])* $name:ident: { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {$(
+    ($($(#[$attr:meta])* $name:ident $(at $how:ident)?: { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {$(
         #[test]
         $(#[$attr])*
         fn $name() {
             let budget = Budget { $($budget)*, ..Budget::NONE };
             let bounds = Bounds { budget, $($($bound)*,)? ..Bounds::QUIET };
-            $crate::proof::nothing_breaks(stringify!($name), Model { rules: Rules::ALL, bounds });
+            let model = Model { rules: Rules::ALL, bounds };
+            $crate::proof::holds!(@ $($how)? stringify!($name), model);
         }
     )*};
+    (@ random $name:expr, $model:ident) => { $crate::proof::nothing_breaks_at_random($name, $model) };
+    (@ $name:expr, $model:ident) => { $crate::proof::nothing_breaks($name, $model) };
 }
 pub(crate) use holds;

@@ -149,14 +149,10 @@ rules! {
     /// Latches are taken in group order.
     latches_in_group_order_rule_12: breaks(NoDeadlock)
         { releases: 0 } { txns: &[&[1, 2], &[1, 2]], one_key: true };
-    /// A Txn is granted only if its latches are of the announced terms; while
-    /// latches end with their term, this only saves a revision.
+    /// A Txn is granted only if its latches are of the announced terms; since a
+    /// latch ends with its term, this only saves a revision.
     txn_names_terms_rule_12: changes_nothing()
         { elections: [0, 1, 0] } { txns: &[&[1, 2]], reads: &[&[1]] };
-    /// A latch is not kept for a later term of the same node; the terms that
-    /// the Txn names would catch one that is.
-    latches_end_with_term_rule_12 and txn_names_terms_rule_12: breaks(EvaluatedOnLast)
-        { elections: [0, 2, 0], writes: [0, 1, 0] } { txns: &[&[0, 1]], one_key: true, data_groups: 1 };
     /// An attempt asks for its grant once.
     txn_asks_once_rule_12: breaks(TxnAtomic)
         { elections: [1, 0, 0] } { txns: &[&[1, 2]] };

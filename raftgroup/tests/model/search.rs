@@ -86,6 +86,38 @@ pub(crate) fn explore<M: Protocol>(model: &M, states_max: usize) -> Found<M::Pro
     found
 }
 
+/// Takes `walks_count` random walks of `steps_max` steps, for bounds that are too
+/// large to explore. The same seed takes the same walks.
+pub(crate) fn wander<M: Protocol>(
+    model: &M,
+    seed: u64,
+    walks_count: usize,
+    steps_max: usize,
+) -> Option<Violation<M::Promise>> {
+    let mut random = seed | 1;
+    for _ in 0..walks_count {
+        let mut state = model.init();
+        let mut trace = Vec::new();
+        for _ in 0..steps_max {
+            let enabled = model.enabled(&state);
+            if enabled.is_empty() {
+                break;
+            }
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let at = usize::try_from(random >> 33).expect("31 bits") % enabled.len();
+            trace.push(model.label(&state, enabled[at]));
+            model.act(&mut state, enabled[at]);
+            if let Some(promise) = model.broken(&state) {
+                trace.push(model.summary(&state));
+                return Some(Violation { promise, trace });
+            }
+        }
+    }
+    None
+}
+
 fn fingerprint(state: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     state.hash(&mut hasher);

@@ -185,10 +185,8 @@ impl Model {
         } else {
             0
         };
-        let latched = self.kept_latches(root);
         root.leaders.push(Leader {
             applied: root.len(),
-            latched,
             ..Leader::new(true)
         });
         s.seqs.push(Sequencer {

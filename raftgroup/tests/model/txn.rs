@@ -20,6 +20,8 @@ impl Model {
         for (t, txn) in (0..).zip(&s.txns) {
             let next = self.participants(t).nth(txn.terms.len());
             let early = self.bounds.swift && t > 0 && s.txns[usize::from(t) - 1].rev == 0;
+            let free = |g: usize| self.may_latch(s, g, s.groups[g].term());
+            let early = early || (self.bounds.swift && !self.participants(t).skip(1).all(free));
             if let Some(g) = next.filter(|_| !early) {
                 let terms = 1..=s.groups[g].term();
                 let terms = terms.filter(|&term| self.may_latch(s, g, term));
@@ -65,14 +67,6 @@ impl Model {
                 s.groups[g].leader_mut(term).latched &= !(1 << t);
             }
             _ => self.act_finish(s, action),
-        }
-    }
-
-    /// Of a node that leads again, after another did, without its rule.
-    pub(crate) fn kept_latches(&self, group: &Group) -> u8 {
-        match group.leaders.iter().rev().nth(1) {
-            Some(before) if !self.rules.latches_end_with_term_rule_12 => before.latched,
-            _ => 0,
         }
     }
 

@@ -119,5 +119,17 @@ mod large {
         merge_back_while_both_fail:
             { elections: [1, 1, 0], writes: [1, 1, 0], merges: 1 }
             { reads: &[&[0]], data_groups: 1 };
+        #[ignore = "minutes"]
+        txns_and_all_failures at random:
+            { elections: [2, 2, 2], reconnects: 2, copies: 2, writes: [2, 2, 2], releases: 1,
+              forgets: 4, late_questions: 2, marks: 3 }
+            { txns: &[&[0, 1, 2], &[1, 2]], reads: &[&[1, 2]], member_reads: &[0, 1, 2],
+              ceiling_start: 4, ceiling_step: 4 };
+        #[ignore = "minutes"]
+        txns_on_one_key_and_all_failures at random:
+            { elections: [2, 2, 2], reconnects: 2, copies: 2, writes: [2, 2, 2], releases: 1,
+              forgets: 4, late_questions: 2, marks: 3, member_answers: 2 }
+            { txns: &[&[0, 1, 2], &[0, 2]], reads: &[&[0, 2]], member_reads: &[0, 2],
+              one_key: true, ceiling_start: 4, ceiling_step: 4 };
     }
 }

@@ -398,7 +398,7 @@ impl Model {
         }
         let drained = leader.asks.is_empty()
             && leader.proposed.is_empty()
-            && leader.latch.is_none()
+            && (leader.latch.is_none() || !self.rules.split_waits_for_latches)
             && !(1..=2).any(|l| staged(group.applied(term), l));
         if g == PARENT && s.left.splits > 0 && term == group.term() && drained {
             out.push(Action::Split(term));

@@ -41,6 +41,9 @@ rules! {
     /// The map registers in the child the leases of the parent.
     map_registers_leases_rule_13: breaks(NoKeyOfGoneLease)
         { puts: 1, revokes: 1, splits: 1 };
+    /// A group is split when it holds no lease latch.
+    split_waits_for_latches: breaks(NoKeyOfGoneLease)
+        { puts: 1, revokes: 1, splits: 1 };
     /// Neither half of a split latches before root has committed the map.
     halves_wait_for_the_map: breaks(NoKeyOfGoneLease)
         { puts: 1, revokes: 1, splits: 1 };

@@ -27,6 +27,8 @@ enum Action {
     Ask(usize, Term, Key),
     Grant(usize, Term),
     Take(usize, Term),
+    AskTxn(Term),
+    Decide(Term, Rev),
     ProposeSplit(Term),
     Commit(usize, Term),
     // A linearizable read of B that came to the parent.
@@ -165,7 +167,17 @@ impl Model {
             let wanted = wanted.into_iter().filter(|w| w.1 > 0).map(|w| w.0);
             out.extend(wanted.filter(own).map(|key| Action::Ask(g, term, key)));
         }
-        let drained = leader.asks.is_empty() && leader.proposed.is_empty();
+        if g == PARENT && leader.epoch > 0 && !stopped && !split && s.left.txns_b > 0 {
+            out.push(Action::AskTxn(term));
+        }
+        let open = undecided(&group.log[..leader.applied]);
+        if let Some(rev) = open.filter(|&rev| !leader.proposed.contains(&Entry::Write(Key::B, rev)))
+        {
+            out.push(Action::Decide(term, rev));
+        }
+        let drained = leader.asks.is_empty()
+            && leader.proposed.is_empty()
+            && (open.is_none() || !self.rules.split_after_decisions);
         if g == PARENT && s.left.splits > 0 && !split && !stopped {
             if drained || !self.rules.split_after_drain {
                 out.push(Action::ProposeSplit(term));
@@ -191,8 +203,10 @@ impl Model {
                 let leader = s.groups[g].leader_mut(term);
                 leader.epoch = epoch;
                 leader.asks.clear();
-                let outstanding = leader.proposed.iter().filter_map(Entry::rev).collect();
+                let pending = leader.proposed.iter().filter_map(Entry::rev);
+                let mut outstanding: Vec<_> = pending.collect();
                 let index = leader.applied;
+                outstanding.extend(undecided(&s.groups[g].log[..index]));
                 s.seq_mut().books[g] = Some(Book { outstanding, index });
             }
             Action::Ask(g, term, key) => {
@@ -204,9 +218,25 @@ impl Model {
                 let mapped = leader.mapped;
                 leader.asks.push(Ask {
                     key,
+                    txn: false,
                     mapped,
                     rev: None,
                 });
+            }
+            Action::AskTxn(term) => {
+                s.left.txns_b -= 1;
+                let leader = s.groups[PARENT].leader_mut(term);
+                let mapped = leader.mapped;
+                leader.asks.push(Ask {
+                    key: Key::B,
+                    txn: true,
+                    mapped,
+                    rev: None,
+                });
+            }
+            Action::Decide(term, rev) => {
+                let leader = s.groups[PARENT].leader_mut(term);
+                leader.proposed.push(Entry::Write(Key::B, rev));
             }
             Action::Grant(g, term) => {
                 let seq = s.seq_mut();
@@ -226,7 +256,11 @@ impl Model {
                 let leader = s.groups[g].leader_mut(term);
                 let ask = leader.asks.remove(0);
                 let rev = ask.rev.expect("enabled only when granted");
-                leader.proposed.push(Entry::Write(ask.key, rev));
+                leader.proposed.push(if ask.txn {
+                    Entry::Prepare(rev)
+                } else {
+                    Entry::Write(ask.key, rev)
+                });
             }
             Action::ProposeSplit(term) => {
                 s.left.splits -= 1;
@@ -250,8 +284,10 @@ impl Model {
             Read::Arrived(_) => out.push(Action::Capture),
             Read::At(term, rev) => {
                 let leader = parent.leader(term);
-                let below = |e: &Entry| matches!(e, Entry::Write(Key::B, at) if *at <= rev);
-                let holds = !leader.asks.is_empty() || leader.proposed.iter().any(below);
+                let below = |e: &Entry| e.rev().is_some_and(|at| at <= rev);
+                let holds = !leader.asks.is_empty()
+                    || leader.proposed.iter().any(below)
+                    || undecided(&parent.log[..leader.applied]).is_some();
                 let bounds = owns(term) || !self.rules.bounds_when_answering;
                 // Its round began after the capture.
                 if term == parent.term() && !holds && bounds {
@@ -334,8 +370,9 @@ impl Model {
     /// What all have passed. A watch inside one group is given what is applied.
     fn point(&self, s: &State, what: What, groups: [bool; 2]) -> Rev {
         let m = &s.member;
-        let applied = s.groups[PARENT].log[..m.applied[PARENT]].iter();
-        let applied = applied.filter_map(Entry::rev).max().unwrap_or(0);
+        let log = &s.groups[PARENT].log[..m.applied[PARENT]];
+        let applied = log.iter().filter_map(Entry::rev).max().unwrap_or(0);
+        let applied = undecided(log).map_or(applied, |rev| applied.min(rev - 1));
         match (what, groups) {
             (What::WatchBoth, [_, false]) => applied.max(m.passed[PARENT]),
             (_, [true, true]) => m.passed[PARENT].min(m.passed[CHILD]),

@@ -11,6 +11,9 @@ rules! {
     /// It has no grant asked or pending when it proposes it.
     split_after_drain: breaks(NoWriteLost)
         { writes_b: 1, splits: 1 };
+    /// Nor an undecided prepare.
+    split_after_decisions: breaks(NoWriteLost)
+        { txns_b: 1, splits: 1 };
     /// Root gets the map when the split entry is applied, not when proposed.
     map_after_split_entry: breaks(OneOwner)
         { splits: 1 };
@@ -58,6 +61,8 @@ mod small {
             { elections: 1, writes_b: 2, splits: 1, reads: 1 };
         members_beside_a_split:
             { writes_a: 1, writes_b: 1, splits: 1, marks: 2, looks: 1 };
+        members_beside_a_txn_and_a_split:
+            { writes_a: 1, txns_b: 1, splits: 1, marks: 1, looks: 1 };
         members_beside_a_split_and_a_new_sequencer:
             { root_elections: 1, writes_b: 1, splits: 1, marks: 1, looks: 1 };
     }

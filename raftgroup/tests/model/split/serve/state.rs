@@ -16,6 +16,8 @@ pub(super) enum Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Entry {
     Write(Key, Rev),
+    /// Of B, by a Txn that is not decided; its commit is a write.
+    Prepare(Rev),
     Split,
 }
 
@@ -71,6 +73,8 @@ pub(super) struct Leader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ask {
     pub(super) key: Key,
+    /// It is a latch of a Txn, and its grant makes a prepare.
+    pub(super) txn: bool,
     pub(super) mapped: bool,
     /// Its grant, on the way.
     pub(super) rev: Option<Rev>,
@@ -117,6 +121,8 @@ pub(super) struct Budget {
     pub(super) elections: u8,
     pub(super) writes_a: u8,
     pub(super) writes_b: u8,
+    /// Writes of B in the parent by Txns.
+    pub(super) txns_b: u8,
     pub(super) splits: u8,
     pub(super) reads: u8,
     pub(super) marks: u8,
@@ -136,6 +142,7 @@ impl Budget {
         elections: 0,
         writes_a: 0,
         writes_b: 0,
+        txns_b: 0,
         splits: 0,
         reads: 0,
         marks: 0,
@@ -204,10 +211,20 @@ impl Group {
 impl Entry {
     pub(super) fn rev(&self) -> Option<Rev> {
         match *self {
-            Entry::Write(_, rev) => Some(rev),
+            Entry::Write(_, rev) | Entry::Prepare(rev) => Some(rev),
             Entry::Split => None,
         }
     }
+}
+
+/// The prepare among these entries that is not decided.
+pub(super) fn undecided(log: &[Entry]) -> Option<Rev> {
+    let decided = |rev| log.contains(&Entry::Write(Key::B, rev));
+    let prepares = log.iter().filter_map(|e| match *e {
+        Entry::Prepare(rev) => Some(rev),
+        _ => None,
+    });
+    prepares.filter(|&rev| !decided(rev)).min()
 }
 
 /// How many of these entries write one of `keys` at or below `rev`.
