@@ -26,6 +26,7 @@ pub(crate) enum Promise {
 }
 
 type Holds = fn(&State) -> bool;
+type TxnsHold = fn(&Model, &State) -> bool;
 
 /// The first promise that this state breaks.
 pub(crate) fn broken(model: &Model, s: &State) -> Option<Promise> {
@@ -41,7 +42,7 @@ pub(crate) fn broken(model: &Model, s: &State) -> Option<Promise> {
         (Promise::EvaluatedOnLast, evaluated_on_last),
         (Promise::MergeWhole, merge_whole),
     ];
-    let of_txns: [(Promise, fn(&Model, &State) -> bool); 3] = [
+    let of_txns: [(Promise, TxnsHold); 3] = [
         (Promise::TxnAtomic, txn_atomic),
         (Promise::NoDeadlock, no_deadlock),
         (Promise::LocalWatchWhole, local_watch_whole),

@@ -98,7 +98,8 @@ pub(crate) fn nothing_breaks_at_random<M: Protocol>(name: &str, model: M) {
 }
 
 /// The rules as data, and a test for each: the promise that its absence breaks
-/// and the bounds in which that shows. `alone` is what goes with it.
+/// and the bounds in which that shows. With `and`, it is shown
+/// together with another that would do for it.
 macro_rules! rules {
     ($($(#[$doc:meta])* $rule:ident $(and $other:ident)?: $outcome:ident($($promise:ident)?)
         { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {
@@ -115,6 +116,7 @@ macro_rules! rules {
             use super::*;
             $(
                 #[test]
+                #[allow(clippy::needless_update, reason = "what isn't named is quiet")]
                 fn $rule() {
                     let rules = Rules { $rule: false, $($other: false,)? ..Rules::ALL };
                     let budget = Budget { $($budget)*, ..Budget::NONE };
@@ -135,6 +137,7 @@ pub(crate) use rules;
 macro_rules! holds {
     ($($(#[$attr:meta])* $name:ident $(at $how:ident)?: { $($budget:tt)* } $({ $($bound:tt)* })?;)*) => {$(
         #[test]
+        #[allow(clippy::needless_update, reason = "what isn't named is quiet")]
         $(#[$attr])*
         fn $name() {
             let budget = Budget { $($budget)*, ..Budget::NONE };

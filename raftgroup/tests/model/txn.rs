@@ -76,8 +76,8 @@ impl Model {
         let after = txn.writes.first().map_or(s.acked, |w| w.after);
         let g = self.participants(t).nth(txn.terms.len());
         let group = &mut s.groups[g.expect("enabled only with one")];
-        let seen = group.applied(term).iter();
-        let seen = seen.filter(|e| e.visible().is_some()).last();
+        let mut seen = group.applied(term).iter().rev();
+        let seen = seen.find(|e| e.visible().is_some());
         let last = seen.map_or(0, |e| e.write.name);
         group.leader_mut(term).latched |= 1 << t;
         let txn = &mut s.txns[usize::from(t)];

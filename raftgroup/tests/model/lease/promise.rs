@@ -13,9 +13,11 @@ pub(crate) enum Promise {
     RevokeEnds,
 }
 
+type Holds = fn(&State) -> bool;
+
 /// The first promise that this state breaks.
 pub(crate) fn broken(model: &Model, s: &State) -> Option<Promise> {
-    let promises: [(Promise, fn(&State) -> bool); 4] = [
+    let promises: [(Promise, Holds); 4] = [
         (Promise::NoKeyOfGoneLease, no_key_of_gone_lease),
         (Promise::OnlyAttachedDeleted, only_attached_deleted),
         (Promise::KeepaliveMeansAlive, |s| !s.kept_dead),

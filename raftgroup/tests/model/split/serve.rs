@@ -178,10 +178,9 @@ impl Model {
         let drained = leader.asks.is_empty()
             && leader.proposed.is_empty()
             && (open.is_none() || !self.rules.split_after_decisions);
-        if g == PARENT && s.left.splits > 0 && !split && !stopped {
-            if drained || !self.rules.split_after_drain {
-                out.push(Action::ProposeSplit(term));
-            }
+        let ripe = drained || !self.rules.split_after_drain;
+        if g == PARENT && s.left.splits > 0 && !split && !stopped && ripe {
+            out.push(Action::ProposeSplit(term));
         }
     }
 

@@ -14,9 +14,11 @@ pub(super) enum Promise {
     SplitEnds,
 }
 
+type Holds = fn(&State) -> bool;
+
 /// The first promise that this state breaks.
 pub(super) fn broken(model: &Model, s: &State) -> Option<Promise> {
-    let promises: [(Promise, fn(&State) -> bool); 5] = [
+    let promises: [(Promise, Holds); 5] = [
         (Promise::OneOwner, one_owner),
         (Promise::NoWriteLost, no_write_lost),
         (Promise::ReadStable, read_stable),
