@@ -5,16 +5,16 @@
 //! network and other chances.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pontoon_raftgroup::{Config, GroupId, Node, NodeId, Scope, SimNetwork, Timing};
+use pontoon_raftgroup::{Config, GroupId, Node, NodeId, RangeMap, Scope, SimNetwork, Timing};
 use pontoon_wal::disk::Disk;
-use pontoon_wal::disk::sim::{SimClock, SimDisk};
+use pontoon_wal::disk::sim::{Rng, SimClock, SimDisk};
 use tokio::sync::Notify;
 
 /// Runs a simulation to its end.
@@ -57,10 +57,7 @@ impl Shape {
         }
     }
 
-    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupId> + use<> {
-        (0..=self.splits.len() as u64).map(GroupId)
-    }
-
+    /// The first members.
     pub(crate) fn ids(&self) -> impl Iterator<Item = NodeId> + use<> {
         (1..=self.nodes).map(NodeId)
     }
@@ -87,6 +84,24 @@ pub(crate) struct Cluster {
 struct Member {
     disk: SimDisk,
     running: Option<Running>,
+    /// Whom it is told of when it is opened, itself too.
+    told: BTreeSet<NodeId>,
+    /// Whether it came to a cluster that was there.
+    joined: bool,
+    /// It is not started again.
+    gone: bool,
+}
+
+impl Member {
+    fn new(seed: u64, id: NodeId, told: BTreeSet<NodeId>, joined: bool) -> Self {
+        Self {
+            disk: SimDisk::new(seed ^ id.0),
+            running: None,
+            told,
+            joined,
+            gone: false,
+        }
+    }
 }
 
 /// A node between its start and its end.
@@ -125,10 +140,7 @@ impl Running {
 impl Cluster {
     /// A cluster of which no node runs yet.
     pub(crate) fn new(seed: u64, shape: Shape) -> Self {
-        let member = |id: NodeId| Member {
-            disk: SimDisk::new(seed ^ id.0),
-            running: None,
-        };
+        let member = |id| Member::new(seed, id, shape.ids().collect(), false);
         Self {
             network: SimNetwork::new(seed),
             members: RefCell::new(shape.ids().map(|id| (id, member(id))).collect()),
@@ -145,6 +157,57 @@ impl Cluster {
             cluster.start_node(id).await.expect("it opens");
         }
         cluster
+    }
+
+    /// A place for a member that the others take in; it doesn't run yet.
+    pub(crate) fn add(&self) -> NodeId {
+        let mut members = self.members.borrow_mut();
+        let id = NodeId(members.keys().next_back().map_or(1, |last| last.0 + 1));
+        let there = members.iter().filter(|(_, member)| !member.gone);
+        let told = there.map(|(id, _)| *id).chain([id]).collect();
+        members.insert(id, Member::new(self.seed, id, told, true));
+        id
+    }
+
+    /// Ends a member that won't come back.
+    pub(crate) fn lose(&self, id: NodeId) {
+        self.end(id, Ending::PowerCut);
+        self.members
+            .borrow_mut()
+            .get_mut(&id)
+            .expect("a member")
+            .gone = true;
+    }
+
+    /// Those that are not gone, whether they run or not.
+    pub(crate) fn ids(&self) -> Vec<NodeId> {
+        let members = self.members.borrow();
+        let there = members.iter().filter(|(_, member)| !member.gone);
+        there.map(|(id, _)| *id).collect()
+    }
+
+    pub(crate) fn is_gone(&self, id: NodeId) -> bool {
+        self.members.borrow()[&id].gone
+    }
+
+    /// One of those that are not gone.
+    pub(crate) fn any(&self, rng: &mut Rng) -> NodeId {
+        let ids = self.ids();
+        ids[rng.below(ids.len() as u64) as usize]
+    }
+
+    /// The groups that some node has a replica of.
+    pub(crate) fn groups(&self) -> BTreeSet<GroupId> {
+        let running = self.all_running().into_iter();
+        let status = running.flat_map(|(_, running)| running.node.status());
+        status.map(|status| status.group).collect()
+    }
+
+    /// The newest map that some node knows.
+    pub(crate) fn map(&self) -> Option<Arc<RangeMap>> {
+        let running = self.all_running().into_iter();
+        let maps = running.filter_map(|(_, running)| running.node.map());
+        maps.max_by_key(|map| map.version)
     }
 
     pub(crate) async fn start_node(&self, id: NodeId) -> Result<(), String> {
@@ -177,8 +240,11 @@ impl Cluster {
     }
 
     fn config(&self, id: NodeId) -> Config {
-        let addresses = self.shape.ids().map(|id| (id, String::new())).collect();
-        let mut config = Config::new(id, 7, "/data", addresses);
+        let members = self.members.borrow();
+        let member = &members[&id];
+        let addresses = member.told.iter().map(|id| (*id, String::new()));
+        let mut config = Config::new(id, 7, "/data", addresses.collect());
+        config.join = member.joined;
         let seconds = self
             .shape
             .seconds
@@ -195,6 +261,7 @@ impl Cluster {
             election_min: election_min * seconds / 100,
             election_max: election_max * seconds / 100,
         };
+        config.second = config.second * seconds / 100;
         config.quiet_after = self.shape.quiet_after * seconds / 100;
         config.splits = self.shape.splits.clone();
         config.log_entries_kept = self.shape.log_entries_kept;

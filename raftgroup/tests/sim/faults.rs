@@ -3,6 +3,8 @@
 //! Kept true: every fault ends by itself, and all of them when the time for
 //! faults is over. A node that has stopped by itself is ended and started again.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -56,13 +58,13 @@ async fn heal(sim: &Rc<Sim>) {
     network.set_loss(0.0);
     network.set_duplication(0.0);
     network.set_latency(Duration::from_micros(100)..=Duration::from_millis(2));
-    for from in sim.cluster.shape.ids() {
-        for to in sim.cluster.shape.ids() {
+    for from in sim.cluster.ids() {
+        for to in sim.cluster.ids() {
             network.set_slow(from, to, Duration::ZERO);
         }
         sim.cluster.disk(from).slow_syncs(Duration::ZERO);
     }
-    for id in sim.cluster.shape.ids() {
+    for id in sim.cluster.ids() {
         while sim.starting.borrow().contains(&id) {
             sleep(Duration::from_millis(1)).await;
         }
@@ -73,6 +75,7 @@ async fn heal(sim: &Rc<Sim>) {
         start(sim, id).await;
     }
     sim.healed.set(true);
+    sim.history.borrow_mut().healed = sim.trace.now();
     sim.trace.say("faults", "all end");
 }
 
@@ -80,7 +83,7 @@ fn millis(rng: &mut Rng, max: u64) -> Duration {
     Duration::from_millis(1 + rng.below(max))
 }
 
-fn end(sim: &Sim, id: NodeId, ending: Ending) {
+pub(crate) fn end(sim: &Sim, id: NodeId, ending: Ending) {
     // What a failed sync left in the page cache would be there after a kill,
     // and gone after the next power cut.
     let tainted = sim.tainted.borrow_mut().remove(&id);
@@ -96,10 +99,18 @@ pub(crate) async fn start(sim: &Rc<Sim>, id: NodeId) {
     if sim.cluster.running(id).is_some() || !sim.starting.borrow_mut().insert(id) {
         return;
     }
+    // One that is gone, or goes meanwhile, is not started.
+    let is_gone = || sim.cluster.is_gone(id);
     for _ in 0..10 {
+        if is_gone() {
+            break;
+        }
         sim.trace.say(format_args!("node {id}"), "starts");
         let Err(error) = sim.cluster.start_node(id).await else {
-            crate::watchers::collect(sim, id);
+            match is_gone() {
+                true => sim.cluster.end(id, Ending::PowerCut),
+                false => crate::watchers::collect(sim, id),
+            }
             break;
         };
         sim.trace.say(format_args!("node {id}"), &error);
@@ -136,7 +147,7 @@ async fn bounce(sim: &Rc<Sim>, ids: &[NodeId], ending: Ending, away: Duration) {
 async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
     let rng = &mut rng;
     let network = &sim.cluster.network;
-    let nodes: Vec<NodeId> = sim.cluster.shape.ids().collect();
+    let nodes = sim.cluster.ids();
     let node = nodes[rng.below(nodes.len() as u64) as usize];
     let other = nodes[rng.below(nodes.len() as u64) as usize];
     let long = millis(rng, 6000);
@@ -249,10 +260,12 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
 
 /// Has a leader give its group to another node.
 async fn hand_over(sim: &Rc<Sim>, rng: &mut Rng) {
-    let shape = &sim.cluster.shape;
-    let group = GroupId(rng.below(shape.splits.len() as u64 + 1));
-    let nodes: Vec<NodeId> = shape.ids().collect();
-    let to = nodes[rng.below(nodes.len() as u64) as usize];
+    let groups: Vec<_> = sim.cluster.groups().into_iter().collect();
+    if groups.is_empty() {
+        return;
+    }
+    let group = groups[rng.below(groups.len() as u64) as usize];
+    let to = sim.cluster.any(rng);
     if let Some(leader) = leader_of(sim, group)
         && let Some(running) = sim.cluster.running(leader)
     {
@@ -315,6 +328,11 @@ pub(crate) async fn look_after(sim: Rc<Sim>) {
             let Some(failure) = failed else {
                 continue;
             };
+            // It is to see to itself.
+            let own = |ids: &RefCell<BTreeSet<NodeId>>| ids.borrow().contains(&id);
+            if !is_of_disk(&failure) && (own(&sim.damaged) || own(&sim.leaving)) {
+                continue;
+            }
             sim.trace.say(
                 format_args!("node {id}"),
                 format_args!("has stopped: {failure}"),

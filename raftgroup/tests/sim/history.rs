@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use pontoon_engine::{Answer, Event, EventKind, KeyRange, KeyValue, Range, Request, Revision};
-use pontoon_raftgroup::{Failure, GroupId, NodeId};
+use pontoon_raftgroup::{Failure, GroupId, LeaseGranted, LeaseStatus, NodeId, RangeMap};
 
+use crate::cluster::Shape;
 use crate::trace::Stamp;
 
 /// What a client asks.
@@ -19,6 +20,23 @@ pub(crate) enum Asked {
     Request(Request),
     Serializable(Range),
     Compact(i64),
+    Grant { id: i64, ttl_secs: i64 },
+    Revoke(i64),
+    KeepAlive(i64),
+    Status { id: i64, keys: bool },
+    Split(Bytes),
+}
+
+impl Asked {
+    /// What it does to keys, or reads of them, as a request.
+    pub(crate) fn request(&self) -> Option<Request> {
+        match self {
+            Self::Request(request) => Some(request.clone()),
+            Self::Serializable(range) => Some(Request::Range(range.clone())),
+            Self::Revoke(lease) => Some(Request::LeaseRevoke(*lease)),
+            _ => None,
+        }
+    }
 }
 
 /// What it hears.
@@ -26,6 +44,10 @@ pub(crate) enum Asked {
 pub(crate) enum Outcome {
     Answer(Answer),
     Compacted(Revision),
+    Granted(LeaseGranted),
+    Alive(Option<i64>),
+    Status(Option<LeaseStatus>),
+    Split(GroupId),
     /// Nothing has changed.
     Failed(Failure),
     /// Nobody knows: it was told so, or the node ended, or it is still asked.
@@ -43,6 +65,8 @@ pub(crate) struct Operation {
     pub(crate) invoked: u64,
     /// Never, if the outcome is unknown.
     pub(crate) returned: u64,
+    /// When it was answered, or given up.
+    pub(crate) until: Duration,
     pub(crate) asked: Asked,
     pub(crate) outcome: Outcome,
 }
@@ -66,7 +90,16 @@ impl Operation {
         matches!(self.asked, Asked::Serializable(_))
     }
 
-    /// Whether the answer says that something was written.
+    /// Whether it may have had an effect between the end of `one` and that of
+    /// `other`, or nearly so.
+    pub(crate) fn may_lie_between(&self, one: &Self, other: &Self) -> bool {
+        !matches!(self.outcome, Outcome::Failed(_))
+            && self.returned > one.invoked
+            && self.invoked < other.returned
+    }
+
+    /// Whether the answer says that something was written. (That of a revoke
+    /// doesn't.)
     pub(crate) fn wrote(&self) -> bool {
         fn writes(answer: &Answer) -> bool {
             match answer {
@@ -116,44 +149,49 @@ impl From<&Event> for Changed {
     }
 }
 
-/// A write, as replicas have it.
-#[derive(Clone, Debug)]
-pub(crate) struct Write {
-    pub(crate) group: GroupId,
-    pub(crate) changes: BTreeMap<u32, Changed>,
-}
+/// A write, as replicas have it: its changes in all groups.
+pub(crate) type Write = BTreeMap<u32, Changed>;
 
 /// All writes that replicas were seen to have.
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     pub(crate) writes: BTreeMap<i64, Write>,
+    /// When each was first seen.
+    pub(crate) seen: BTreeMap<i64, Duration>,
     /// Where replicas say different things.
     pub(crate) conflicts: Vec<String>,
 }
 
 impl Truth {
-    pub(crate) fn add(&mut self, node: NodeId, group: GroupId, events: &[Event]) {
+    pub(crate) fn add(&mut self, now: Duration, node: NodeId, events: &[Event]) {
         for event in events {
             let (revision, sub) = (event.change.revision.0, event.change.sub);
-            let write = self.writes.entry(revision).or_insert_with(|| Write {
-                group,
-                changes: BTreeMap::new(),
-            });
-            if write.group != group {
-                let other = write.group;
-                self.conflicts.push(format!(
-                    "revision {revision} was given to groups {other} and {group}"
-                ));
-                continue;
-            }
+            self.seen.entry(revision).or_insert(now);
+            let write = self.writes.entry(revision).or_default();
             let changed = Changed::from(event);
-            let known = write.changes.entry(sub).or_insert_with(|| changed.clone());
+            let known = write.entry(sub).or_insert_with(|| changed.clone());
             if *known != changed {
                 self.conflicts.push(format!(
                     "revision {revision}: node {node} has {changed:?}, another had {known:?}"
                 ));
             }
         }
+    }
+
+    /// All keys right before a revision.
+    pub(crate) fn state_before(&self, revision: i64) -> BTreeMap<&Bytes, &KeyValue> {
+        let mut state = BTreeMap::new();
+        for changed in self
+            .writes
+            .range(..revision)
+            .flat_map(|(_, write)| write.values())
+        {
+            match &changed.kv {
+                Some(kv) => drop(state.insert(&changed.key, kv)),
+                None => drop(state.remove(&changed.key)),
+            }
+        }
+        state
     }
 
     /// Changes of `keys` in these revisions.
@@ -166,7 +204,6 @@ impl Truth {
         let writes = (from <= through).then(|| self.writes.range(from..=through));
         let all = writes.into_iter().flatten().flat_map(|(revision, write)| {
             write
-                .changes
                 .iter()
                 .map(|(sub, changed)| (*revision, *sub, changed))
         });
@@ -176,7 +213,7 @@ impl Truth {
     /// What a key was right before a revision.
     pub(crate) fn before(&self, key: &Bytes, revision: i64) -> Option<&KeyValue> {
         let writes = self.writes.range(..revision).rev();
-        let mut changes = writes.flat_map(|(_, write)| write.changes.values().rev());
+        let mut changes = writes.flat_map(|(_, write)| write.values().rev());
         changes.find(|changed| changed.key == *key)?.kv.as_ref()
     }
 }
@@ -210,10 +247,14 @@ pub(crate) struct History {
     pub(crate) operations: Vec<Operation>,
     pub(crate) truth: Truth,
     pub(crate) watches: Vec<Watched>,
-    /// Newest versions that any client saw: mod revision and version.
-    pub(crate) known: BTreeMap<Bytes, (i64, i64)>,
+    /// Newest versions that any client saw.
+    pub(crate) known: BTreeMap<Bytes, KeyValue>,
+    /// Leases that were granted, as far as that is known.
+    pub(crate) leases: Vec<i64>,
     /// The newest revision that any client was told.
     pub(crate) newest: i64,
+    /// When the faults had ended.
+    pub(crate) healed: Duration,
     /// What is wrong already.
     pub(crate) violations: Vec<(&'static str, String)>,
     pub(crate) counts: BTreeMap<&'static str, u64>,
@@ -224,6 +265,18 @@ impl History {
     pub(crate) fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
+    }
+
+    /// The keys cut wherever groups ever met: each part has always been in
+    /// one group.
+    pub(crate) fn regions(&self, shape: &Shape) -> RangeMap {
+        let asked = self.operations.iter().map(|operation| &operation.asked);
+        let cuts = asked.filter_map(|asked| match asked {
+            Asked::Split(key) => Some(key),
+            _ => None,
+        });
+        let cuts: Vec<_> = shape.splits.iter().chain(cuts).cloned().collect();
+        RangeMap::first(&cuts, &BTreeSet::new())
     }
 
     pub(crate) fn count(&mut self, what: &'static str) {
@@ -251,7 +304,10 @@ impl History {
         };
         for kv in kvs {
             let known = self.known.entry(kv.key.clone()).or_default();
-            *known = (*known).max((kv.modified.0, kv.version));
+            // Where values are left out, they are empty.
+            if known.modified < kv.modified && !kv.value.is_empty() {
+                *known = kv.clone();
+            }
         }
     }
 }

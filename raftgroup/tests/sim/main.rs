@@ -2,10 +2,13 @@
 //!
 //! `PONTOON_SEED=<n>` runs one seed and tells what happens in it
 //! (`PONTOON_TRACE=2` also every message); `PONTOON_SEEDS=<from>..<to>` runs
-//! many and counts.
+//! many and counts. `PONTOON_WITHOUT=txns,leases,splits,members,corruption`
+//! leaves some of what seeds may have out.
 
+mod changes;
 mod checkers;
 mod cluster;
+mod damage;
 mod end;
 mod faults;
 mod history;
@@ -17,6 +20,8 @@ mod model;
 mod plan;
 mod seeds;
 mod smoke;
+mod splits;
 mod trace;
+mod waits;
 mod watchers;
 mod workload;

@@ -89,6 +89,35 @@ impl Fault {
     }
 }
 
+/// What a run may have beyond keys, groups and faults. Those that
+/// `PONTOON_WITHOUT` names are left out, whatever the seed says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Feature {
+    Txns,
+    Leases,
+    Splits,
+    Members,
+    Corruption,
+}
+
+impl Feature {
+    /// Those that are not built yet: no run has them.
+    const NOT_YET: [Self; 0] = [];
+
+    fn is_wanted(self) -> bool {
+        let name = match self {
+            Self::Txns => "txns",
+            Self::Leases => "leases",
+            Self::Splits => "splits",
+            Self::Members => "members",
+            Self::Corruption => "corruption",
+        };
+        let without = std::env::var("PONTOON_WITHOUT").unwrap_or_default();
+        let is_left_out = without.split(',').any(|left_out| left_out == name);
+        !is_left_out && !Self::NOT_YET.contains(&self)
+    }
+}
+
 /// What a seed decides.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -96,7 +125,9 @@ pub(crate) struct Plan {
     pub(crate) shape: Shape,
     pub(crate) clients: u64,
     pub(crate) watchers: u64,
-    pub(crate) keys_per_group: u64,
+    /// First letters of keys, from `a` on.
+    pub(crate) letters: u64,
+    pub(crate) keys_per_letter: u64,
     /// A client's longest pause between two requests.
     pub(crate) pause: Duration,
     /// How long there are faults.
@@ -107,6 +138,19 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<(Fault, u64)>,
     /// Between two compactions, about; `None` for none.
     pub(crate) compactions: Option<Duration>,
+    /// How many of a hundred transactions, deletions and reads are over
+    /// several letters.
+    pub(crate) across: u64,
+    /// Accounts per letter, between which clients transfer.
+    pub(crate) accounts: u64,
+    /// Clients that have leases.
+    pub(crate) lessees: u64,
+    /// Ranges that are cut while the cluster works.
+    pub(crate) splits: u64,
+    /// Members that come or go.
+    pub(crate) changes: u64,
+    /// Disks on which bits flip.
+    pub(crate) damages: u64,
 }
 
 const SPLITS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
@@ -146,7 +190,8 @@ impl Plan {
             shape,
             clients: 2 + rng.below(7),
             watchers: 1 + rng.below(5),
-            keys_per_group: 1 + rng.below(5),
+            letters: groups,
+            keys_per_letter: 1 + rng.below(5),
             pause: Duration::from_millis([20, 100, 400][rng.below(3) as usize]),
             duration: Duration::from_secs(8 + rng.below(32)),
             calm: Duration::from_millis(400 + rng.below(5000)),
@@ -154,16 +199,80 @@ impl Plan {
             compactions: rng
                 .chance(3, 4)
                 .then(|| Duration::from_millis(500 + rng.below(6000))),
+            across: 0,
+            accounts: 0,
+            lessees: 0,
+            splits: 0,
+            changes: 0,
+            damages: 0,
         };
-        if rng.chance(1, 4) { plan.hot() } else { plan }
+        let mut plan = if rng.chance(1, 4) { plan.hot() } else { plan };
+        plan.add_features();
+        plan
+    }
+
+    /// From chances of their own, so that what is above is the same without.
+    fn add_features(&mut self) {
+        let rng = &mut Rng::new(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xfea7);
+        let mut has = |feature: Feature, share| rng.chance(share, 4) && feature.is_wanted();
+        let txns = has(Feature::Txns, 3);
+        let leases = has(Feature::Leases, 2);
+        let splits = has(Feature::Splits, 2);
+        let members = has(Feature::Members, 1);
+        let corruption = has(Feature::Corruption, 1);
+        if splits {
+            self.shape.splits.truncate(rng.below(3) as usize);
+            self.letters = self.letters.max(2 + rng.below(5));
+            self.splits = 1 + rng.below(4);
+        }
+        if txns {
+            self.across = [10, 40, 100][rng.below(3) as usize];
+            self.accounts = [0, 1, 3][rng.below(3) as usize];
+            if rng.chance(1, 5) {
+                self.contended(rng);
+            }
+        }
+        if leases {
+            self.lessees = 1 + rng.below(3);
+        }
+        // With two votes for good out of five there are still three.
+        let tolerated = (self.shape.nodes - 1) / 2;
+        if members {
+            self.changes = 1 + rng.below(3);
+        }
+        if corruption {
+            self.damages = 1 + rng.below(tolerated);
+        }
+        if members && corruption {
+            self.shape.nodes = 5;
+            self.shape.seconds.resize(5, 100);
+            self.damages = 1;
+        }
+    }
+
+    /// The same with all clients at the same few keys of several groups.
+    fn contended(&mut self, rng: &mut Rng) {
+        self.letters = self.letters.clamp(2, 3);
+        let cuts = match self.splits > 0 {
+            true => self.shape.splits.len().min(self.letters as usize - 1),
+            false => self.letters as usize - 1,
+        };
+        self.shape.splits = Shape::new(0, &SPLITS[..cuts]).splits;
+        self.keys_per_letter = 1;
+        self.accounts = 1;
+        self.clients = 6 + rng.below(5);
+        self.across = 100;
+        self.pause = Duration::from_millis(8);
+        self.duration = self.duration.min(Duration::from_secs(16));
     }
 
     /// The same with few keys at which many clients are busy all the time, and
     /// leaders that don't know that they are none any more.
     fn hot(mut self) -> Self {
         self.shape.splits.truncate(2);
+        self.letters = self.letters.min(3);
         self.clients = 8;
-        self.keys_per_group = 1;
+        self.keys_per_letter = 1;
         self.pause = Duration::from_millis(8);
         self.duration = self.duration.min(Duration::from_secs(16));
         self.calm = Duration::from_secs(2);

@@ -12,13 +12,17 @@ use tokio::sync::Notify;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
+use crate::changes;
 use crate::checkers;
 use crate::cluster::{Cluster, simulate};
+use crate::damage;
 use crate::end;
 use crate::faults;
 use crate::history::History;
 use crate::plan::Plan;
+use crate::splits;
 use crate::trace::{Shown, Trace};
+use crate::waits;
 use crate::watchers;
 use crate::workload;
 
@@ -32,6 +36,12 @@ pub(crate) struct Sim {
     pub(crate) starting: RefCell<BTreeSet<NodeId>>,
     /// Nodes whose disks may have a fault yet to strike.
     pub(crate) tainted: RefCell<BTreeSet<NodeId>>,
+    /// Nodes on whose disks bits have flipped.
+    pub(crate) damaged: RefCell<BTreeSet<NodeId>>,
+    /// Members that were asked to be removed.
+    pub(crate) leaving: RefCell<BTreeSet<NodeId>>,
+    /// Held by who takes a vote away.
+    pub(crate) peril: tokio::sync::Mutex<()>,
     /// The time for faults is over.
     pub(crate) enough: Cell<bool>,
     pub(crate) relief: Notify,
@@ -67,6 +77,7 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) simulated: Duration,
     pub(crate) counts: BTreeMap<&'static str, u64>,
+    pub(crate) longest: BTreeMap<&'static str, u64>,
     pub(crate) hash: u64,
     pub(crate) broken: Vec<(&'static str, String)>,
 }
@@ -127,6 +138,9 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
         trace,
         starting: RefCell::default(),
         tainted: RefCell::default(),
+        damaged: RefCell::default(),
+        leaving: RefCell::default(),
+        peril: tokio::sync::Mutex::default(),
         enough: Cell::new(false),
         relief: Notify::new(),
         healed: Cell::new(false),
@@ -139,6 +153,19 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     let mut tasks = Vec::new();
     for number in 1..=sim.plan.clients {
         tasks.push(spawn_local(workload::client(Rc::clone(&sim), number)));
+    }
+    for number in 1..=sim.plan.lessees {
+        let lessee = workload::leases::lessee(Rc::clone(&sim), number);
+        tasks.push(spawn_local(lessee));
+    }
+    if sim.plan.splits > 0 {
+        tasks.push(spawn_local(splits::split(Rc::clone(&sim))));
+    }
+    if sim.plan.changes > 0 {
+        tasks.push(spawn_local(changes::change(Rc::clone(&sim))));
+    }
+    if sim.plan.damages > 0 {
+        tasks.push(spawn_local(damage::damage(Rc::clone(&sim))));
     }
     let watches =
         (1..=sim.plan.watchers).map(|number| spawn_local(watchers::watch(Rc::clone(&sim), number)));
@@ -162,7 +189,7 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     sim.trace.say("end", "");
     let simulated = sim.trace.now();
     let hash = sim.trace.hash();
-    for id in sim.cluster.shape.ids() {
+    for id in sim.cluster.ids() {
         sim.cluster.end(id, crate::cluster::Ending::Kill);
     }
     let network = sim.cluster.network.counts();
@@ -179,7 +206,8 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     Report {
         seed: sim.plan.seed,
         simulated,
-        broken: checkers::check(&history, &end),
+        broken: checkers::check(&sim.plan, &history, &end),
+        longest: waits::longest(&history, &sim.plan.shape),
         counts: history.counts,
         hash,
     }
@@ -191,6 +219,8 @@ struct Summary {
     seeds: u64,
     simulated: Duration,
     counts: BTreeMap<&'static str, u64>,
+    /// Of any client in any run.
+    longest: BTreeMap<&'static str, u64>,
     broken: Vec<u64>,
 }
 
@@ -201,6 +231,10 @@ impl Summary {
         for (what, count) in &report.counts {
             *self.counts.entry(what).or_default() += count;
         }
+        for (what, longest) in &report.longest {
+            let known = self.longest.entry(what).or_default();
+            *known = (*known).max(*longest);
+        }
         if !report.broken.is_empty() {
             self.broken.push(report.seed);
         }
@@ -209,7 +243,7 @@ impl Summary {
     fn print(&self) {
         let hours = self.simulated.as_secs_f64() / 3600.0;
         println!("{} seeds, {hours:.2} simulated hours", self.seeds);
-        for (what, count) in &self.counts {
+        for (what, count) in self.counts.iter().chain(&self.longest) {
             println!("{count:>10}  {what}");
         }
     }

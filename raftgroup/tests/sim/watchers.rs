@@ -1,48 +1,70 @@
 //! Clients that watch, and the collectors that learn from each replica what
 //! it has written.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pontoon_engine::{KeyRange, Revision};
-use pontoon_raftgroup::{Delivery, NodeId, Watch};
+use pontoon_raftgroup::{Delivery, NodeId, RangeMap, Watch};
 use pontoon_wal::disk::sim::Rng;
 use tokio::time::sleep;
 
+use crate::cluster::Running;
 use crate::history::{Seen, Watched};
 use crate::seeds::Sim;
-use crate::workload::group_keys;
+use crate::workload::{key, letters};
 
-/// Follows all replicas of a node that has just started.
+/// How soon what a node's map says is followed.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Follows all replicas of a node that has just started; when ranges are cut,
+/// the parts too.
 pub(crate) fn collect(sim: &Rc<Sim>, id: NodeId) {
-    for group in sim.cluster.shape.groups() {
-        let sim = Rc::clone(sim);
-        let Some(running) = sim.cluster.running(id) else {
-            return;
-        };
-        let keys = group_keys(&sim.cluster.shape, group);
-        tokio::task::spawn_local(async move {
-            let mut from = Revision(1);
-            loop {
-                let mut stream = running.node.watch(Watch {
-                    keys: keys.clone(),
-                    from,
-                    prev_kv: false,
-                });
-                loop {
-                    match running.during(stream.next()).await {
-                        None | Some(None) => return,
-                        Some(Some(Delivery::Events(events))) => {
-                            sim.history.borrow_mut().truth.add(id, group, &events);
-                        }
-                        Some(Some(Delivery::Compacted(floor))) => {
-                            from = floor;
-                            break;
-                        }
-                    }
+    let Some(running) = sim.cluster.running(id) else {
+        return;
+    };
+    let sim = Rc::clone(sim);
+    tokio::task::spawn_local(async move {
+        let mut map = Arc::new(RangeMap::first(&sim.cluster.shape.splits, &BTreeSet::new()));
+        let mut followed = BTreeSet::new();
+        loop {
+            for (_, keys) in map.ranges() {
+                if followed.insert((keys.key.clone(), keys.end.clone())) {
+                    let (sim, running) = (Rc::clone(&sim), running.clone());
+                    tokio::task::spawn_local(collect_keys(sim, id, running, keys));
                 }
             }
+            if running.during(sleep(LOOK)).await.is_none() || sim.over.get() {
+                return;
+            }
+            map = running.node.map().unwrap_or(map);
+        }
+    });
+}
+
+async fn collect_keys(sim: Rc<Sim>, id: NodeId, running: Running, keys: KeyRange) {
+    let mut from = Revision(1);
+    loop {
+        let mut stream = running.node.watch(Watch {
+            keys: keys.clone(),
+            from,
+            prev_kv: false,
         });
+        loop {
+            match running.during(stream.next()).await {
+                None | Some(None) => return,
+                Some(Some(Delivery::Events(events))) => {
+                    let now = sim.trace.now();
+                    sim.history.borrow_mut().truth.add(now, id, &events);
+                }
+                Some(Some(Delivery::Compacted(floor))) => {
+                    from = floor;
+                    break;
+                }
+            }
+        }
     }
 }
 
@@ -51,14 +73,10 @@ pub(crate) async fn watch(sim: Rc<Sim>, number: u64) {
     let mut rng = Rng::new(sim.plan.seed ^ 0x3a7c << 16 ^ number);
     let rng = &mut rng;
     sleep(Duration::from_millis(rng.below(5000))).await;
-    let groups: Vec<_> = sim.cluster.shape.groups().collect();
-    let group = groups[rng.below(groups.len() as u64) as usize];
+    let letter = rng.below(sim.plan.letters);
     let keys = match rng.below(4) {
-        0 => KeyRange::one(crate::workload::key(
-            group,
-            rng.below(sim.plan.keys_per_group),
-        )),
-        1 => group_keys(&sim.cluster.shape, group),
+        0 => KeyRange::one(key(letter, rng.below(sim.plan.keys_per_letter))),
+        1 => letters(letter, letter + rng.below(sim.plan.letters - letter)),
         _ => KeyRange::all(),
     };
     let prev_kv = rng.chance(1, 2);

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pontoon_engine::{DeleteRange, Put, Request};
+use bytes::Bytes;
+use pontoon_engine::{KeyValue, Request};
 
-use crate::history::{Asked, Changed, History, Operation, Outcome};
+use crate::history::{Asked, Changed, History, Outcome, Write};
 
 pub(crate) const PROMISE: &str =
     "Nothing acknowledged is lost, and nothing happened that nobody asked for.";
@@ -29,7 +30,7 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
     let mut deletions = Vec::new();
     for (revision, write) in &history.truth.writes {
         let mut authors = BTreeSet::new();
-        for changed in write.changes.values() {
+        for changed in write.values() {
             match author(history, *revision, changed) {
                 Author::Unnamed => {}
                 Author::Nobody => {
@@ -64,25 +65,22 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
             ));
         }
         if authors.is_empty() && !acknowledged.contains_key(revision) {
-            deletions.push((revision, write.changes.values().collect::<Vec<_>>()));
+            deletions.push((*revision, write));
         }
     }
-    // What is left must be deletions and the like of unknown outcome, each
-    // with its own operation.
-    let mut unknown: Vec<&Operation> = history.operations.iter().collect();
-    unknown.retain(|operation| matches!(operation.outcome, Outcome::Unknown(_)));
-    let fits: Vec<Vec<usize>> = deletions
-        .iter()
-        .map(|(_, changes)| {
-            let all = unknown.iter().enumerate();
-            let fitting = all.filter(|(_, operation)| explains(operation, changes));
-            fitting.map(|(place, _)| place).collect()
-        })
-        .collect();
-    let mut takers = vec![None; unknown.len()];
-    for (place, (revision, changes)) in deletions.iter().enumerate() {
+    // What is left must be deletions and the like of unknown outcome, or
+    // leases that ended, each with its own cause.
+    let causes: Vec<Cause<'_>> = causes(history);
+    let fits = deletions.iter().map(|(revision, write)| {
+        let state = history.truth.state_before(*revision);
+        let fitting = (0..causes.len()).filter(|place| causes[*place].explains(&state, write));
+        fitting.collect()
+    });
+    let fits: Vec<Vec<usize>> = fits.collect();
+    let mut takers = vec![None; causes.len()];
+    for (place, (revision, write)) in deletions.iter().enumerate() {
         if !find_place(place, &fits, &mut takers, &mut BTreeSet::new()) {
-            return Err(format!("revision {revision}: nobody asked for {changes:?}"));
+            return Err(format!("revision {revision}: nobody asked for {write:?}"));
         }
     }
     Ok(())
@@ -109,14 +107,15 @@ fn find_place(
     false
 }
 
-enum Author {
+pub(super) enum Author {
     Named(usize),
     /// The change doesn't say.
     Unnamed,
     Nobody,
 }
 
-fn author(history: &History, revision: i64, changed: &Changed) -> Author {
+/// Values begin with the number of the operation that wrote them.
+pub(super) fn author(history: &History, revision: i64, changed: &Changed) -> Author {
     let Some(kv) = &changed.kv else {
         return Author::Unnamed;
     };
@@ -126,28 +125,52 @@ fn author(history: &History, revision: i64, changed: &Changed) -> Author {
         return Author::Unnamed;
     }
     let text = String::from_utf8_lossy(&kv.value);
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    match digits.parse::<usize>() {
+    let digits = text.split(|c: char| !c.is_ascii_digit()).next();
+    match digits.unwrap_or_default().parse::<usize>() {
         Ok(number) if number < history.operations.len() => Author::Named(number),
         _ => Author::Nobody,
     }
 }
 
-fn explains(operation: &Operation, changes: &[&Changed]) -> bool {
-    let Asked::Request(request) = &operation.asked else {
-        return false;
-    };
-    match request {
-        Request::Put(Put {
-            key,
-            ignore_value: true,
-            ..
-        }) => changes
-            .iter()
-            .all(|changed| changed.key == *key && changed.kv.is_some()),
-        Request::DeleteRange(DeleteRange { keys, .. }) => changes
-            .iter()
-            .all(|changed| keys.contains(&changed.key) && changed.kv.is_none()),
-        _ => false,
+/// What can have made a write that doesn't say who asked for it.
+enum Cause<'a> {
+    Asked(&'a Request),
+    /// Revoked, or its time was over.
+    LeaseEnds(i64),
+}
+
+fn causes(history: &History) -> Vec<Cause<'_>> {
+    let causes = history.operations.iter().filter_map(|operation| {
+        let unknown = matches!(operation.outcome, Outcome::Unknown(_));
+        match (&operation.asked, &operation.outcome) {
+            (Asked::Request(request), _) if unknown => Some(Cause::Asked(request)),
+            (Asked::Grant { .. }, Outcome::Granted(granted)) => Some(Cause::LeaseEnds(granted.id)),
+            // Nobody knows the id that was chosen.
+            (Asked::Grant { id: 0, .. }, _) => None,
+            (Asked::Grant { id, .. }, _) if unknown => Some(Cause::LeaseEnds(*id)),
+            _ => None,
+        }
+    });
+    causes.collect()
+}
+
+impl Cause<'_> {
+    /// Whether it does all that the write did, and nothing else.
+    fn explains(&self, before: &BTreeMap<&Bytes, &KeyValue>, write: &Write) -> bool {
+        let deletes = |picked: &dyn Fn(&KeyValue) -> bool| {
+            let due = before.values().filter(|kv| picked(kv)).map(|kv| &kv.key);
+            let deleted = write.values().filter(|changed| changed.kv.is_none());
+            deleted.clone().count() == write.len() && due.eq(deleted.map(|changed| &changed.key))
+        };
+        match self {
+            Self::Asked(Request::Put(put)) if put.ignore_value => write
+                .values()
+                .all(|changed| changed.key == put.key && changed.kv.is_some()),
+            Self::Asked(Request::DeleteRange(delete)) => {
+                deletes(&|kv| delete.keys.contains(&kv.key))
+            }
+            Self::Asked(_) => false,
+            Self::LeaseEnds(lease) => deletes(&|kv| kv.lease == *lease),
+        }
     }
 }

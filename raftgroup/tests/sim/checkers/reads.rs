@@ -1,15 +1,17 @@
 //! Every answer equals the model at its revision.
 //!
-//! The writes are replayed in the order of revisions: one that was
-//! acknowledged by executing it, so that its effects and its answer are
-//! compared; another by taking over what the replicas have.
+//! The writes are replayed in the order of revisions. If it is known who asked
+//! for one, by executing that, so that all its effects in all groups are
+//! compared, and its answer if there is one; else by taking over what the
+//! replicas have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use pontoon_engine::{Event, EventKind, KeyRange, Reject, Request};
+use pontoon_engine::{Event, EventKind, KeyRange, Op, Reject, Request, Txn};
 use pontoon_raftgroup::Failure;
 
-use crate::history::{Asked, Changed, History, Operation, Outcome};
+use super::lost::{Author, author};
+use crate::history::{Asked, Changed, History, Operation, Outcome, Write};
 use crate::model::Model;
 
 pub(crate) const PROMISE: &str = "Every answer equals the model at its revision.";
@@ -33,27 +35,32 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
             answers_equal(&mut model, at, &readers)?;
         }
         model.revision = revision - 1;
-        match writers.get(revision) {
+        let revoke = || {
+            let told = readers.peek().filter(|(at, _)| at == revision)?;
+            let mut told = told.1.iter();
+            told.position(|operation| revokes(&model, operation, write))
+        };
+        let revoke = (!writers.contains_key(revision)).then(revoke).flatten();
+        let revoke = revoke.and_then(|place| Some(readers.peek_mut()?.1.remove(place)));
+        match writers.get(revision).copied().or(revoke) {
             Some(operation) => {
                 answers_equal(&mut model, revision - 1, &[operation])?;
-                let events = model.events(&KeyRange::all(), *revision, *revision, false);
-                let events: Vec<_> = events.unwrap_or_default();
-                let modelled: BTreeMap<_, _> = events
-                    .iter()
-                    .map(|event| (event.change.sub, Changed::from(event)))
-                    .collect();
-                if modelled != write.changes {
-                    let found = &write.changes;
-                    return Err(format!("{operation}\ndid {found:?}\nnot   {modelled:?}"));
-                }
+                effects_equal(&model, *revision, operation, write)?;
             }
-            None => {
-                for (sub, changed) in &write.changes {
-                    follows(&model, *revision, changed)?;
-                    let versions = model.history.entry(changed.key.clone()).or_default();
-                    versions.insert((*revision, *sub), changed.kv.clone());
+            None => match author_of(history, *revision, write) {
+                // Whole or not at all, though nobody was told.
+                Some(operation) => {
+                    execute(&mut model, revision - 1, operation);
+                    effects_equal(&model, *revision, operation, write)?;
                 }
-            }
+                None => {
+                    for (sub, changed) in write {
+                        follows(&model, *revision, changed)?;
+                        let versions = model.history.entry(changed.key.clone()).or_default();
+                        versions.insert((*revision, *sub), changed.kv.clone());
+                    }
+                }
+            },
         }
         model.revision = *revision;
     }
@@ -63,23 +70,90 @@ pub(crate) fn check(history: &History) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether a revoke was the write, and not told its revision by chance.
+fn revokes(model: &Model, operation: &Operation, write: &Write) -> bool {
+    let Asked::Revoke(lease) = operation.asked else {
+        return false;
+    };
+    let deleted = write.values().filter(|changed| changed.kv.is_none());
+    let deleted: Vec<_> = deleted.map(|changed| changed.key.clone()).collect();
+    deleted.len() == write.len() && deleted == model.lease_keys(lease)
+}
+
+/// Who asked for a write, if one of its values says so.
+fn author_of<'a>(history: &'a History, revision: i64, write: &Write) -> Option<&'a Operation> {
+    let mut authors = write
+        .values()
+        .map(|changed| author(history, revision, changed));
+    authors.find_map(|author| match author {
+        Author::Named(number) => Some(&history.operations[number]),
+        _ => None,
+    })
+}
+
+/// `None` if it is about no key.
+fn execute(
+    model: &mut Model,
+    at: i64,
+    operation: &Operation,
+) -> Option<Result<pontoon_engine::Answer, Reject>> {
+    let request = operation.asked.request()?;
+    model.revision = at;
+    // Whether there was such a lease, its own checker says.
+    leases_of(&request, &mut model.leases);
+    Some(model.execute(&request, OPS_MAX))
+}
+
+pub(super) fn leases_of(request: &Request, leases: &mut BTreeSet<i64>) {
+    fn of_txn(txn: &Txn, leases: &mut BTreeSet<i64>) {
+        for op in txn.success.iter().chain(&txn.failure) {
+            match op {
+                Op::Put(put) => drop(leases.insert(put.lease)),
+                Op::Txn(txn) => of_txn(txn, leases),
+                _ => {}
+            }
+        }
+    }
+    match request {
+        Request::Put(put) => drop(leases.insert(put.lease)),
+        Request::LeaseRevoke(lease) => drop(leases.insert(*lease)),
+        Request::Txn(txn) => of_txn(txn, leases),
+        Request::Range(_) | Request::DeleteRange(_) => {}
+    }
+}
+
 fn answers_equal(model: &mut Model, at: i64, operations: &[&Operation]) -> Result<(), String> {
     for operation in operations {
-        model.revision = at;
-        let request = match &operation.asked {
-            Asked::Request(request) => request.clone(),
-            Asked::Serializable(range) => Request::Range(range.clone()),
-            Asked::Compact(_) => continue,
-        };
         let Outcome::Answer(answer) = &operation.outcome else {
             continue;
         };
-        match model.execute(&request, OPS_MAX) {
-            Ok(expected) if expected == *answer => {}
-            expected => return Err(format!("{operation}\nbut the model says {expected:?}")),
+        match execute(model, at, operation) {
+            None => {}
+            Some(Ok(expected)) if expected == *answer => {}
+            Some(expected) => {
+                return Err(format!("{operation}\nbut the model says {expected:?}"));
+            }
         }
     }
     Ok(())
+}
+
+fn effects_equal(
+    model: &Model,
+    revision: i64,
+    operation: &Operation,
+    write: &Write,
+) -> Result<(), String> {
+    let events = model.events(&KeyRange::all(), revision, revision, false);
+    let modelled: Write = events
+        .unwrap_or_default()
+        .iter()
+        .map(|event| (event.change.sub, Changed::from(event)))
+        .collect();
+    match modelled == *write {
+        true => Ok(()),
+        false => Err(format!("{operation}\ndid {write:?}\nnot {modelled:?}")),
+    }
 }
 
 /// A put that nobody was told of goes on from what was there.
@@ -133,7 +207,7 @@ fn refusal_is_due(history: &History, operation: &Operation) -> Result<(), String
             let mut later = history.truth.changes(&keys, told + 1, i64::MAX);
             absent || later.any(|(_, _, changed)| changed.kv.is_none())
         }
-        (Reject::FutureRevision, _) | (Reject::DuplicateKey, _) => true,
+        (Reject::FutureRevision | Reject::DuplicateKey | Reject::LeaseNotFound, _) => true,
         _ => false,
     };
     match due {
@@ -154,11 +228,11 @@ pub(super) fn compacted(history: &History, by: u64, revision: i64) -> bool {
 
 /// The lowest past revision that is asked for.
 fn lowest_revision(asked: &Asked) -> Option<i64> {
-    fn of_txn(txn: &pontoon_engine::Txn) -> Option<i64> {
+    fn of_txn(txn: &Txn) -> Option<i64> {
         let ops = txn.success.iter().chain(&txn.failure);
         let revisions = ops.filter_map(|op| match op {
-            pontoon_engine::Op::Range(range) => Some(range.revision),
-            pontoon_engine::Op::Txn(txn) => of_txn(txn),
+            Op::Range(range) => Some(range.revision),
+            Op::Txn(txn) => of_txn(txn),
             _ => None,
         });
         revisions.filter(|revision| *revision > 0).min()

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use pontoon_raftgroup::{GroupId, RangeMap};
+
+use crate::cluster::Shape;
 use crate::history::{Asked, History, Operation, Outcome};
-use crate::workload::groups_of;
 
 pub(crate) const PROMISE: &str = "Revisions are unique and in real-time order.";
 
-pub(crate) fn check(history: &History) -> Result<(), String> {
+pub(crate) fn check(history: &History, shape: &Shape) -> Result<(), String> {
     writers_differ(history)?;
     real_time(history)?;
-    members_go_forward(history)
+    members_go_forward(history, &history.regions(shape))
 }
 
 /// No two writes were answered with one revision.
@@ -73,26 +75,26 @@ fn real_time(history: &History) -> Result<(), String> {
 }
 
 /// A member never tells less about a group than it has told before.
-fn members_go_forward(history: &History) -> Result<(), String> {
+fn members_go_forward(history: &History, regions: &RangeMap) -> Result<(), String> {
     type Answered<'a> = BTreeMap<u64, (i64, &'a Operation)>;
-    // By start and group: what was told, by when.
-    let mut told: BTreeMap<(u64, u64), Answered<'_>> = BTreeMap::new();
+    // By start and region: what was told, by when.
+    let mut told: BTreeMap<(u64, GroupId), Answered<'_>> = BTreeMap::new();
     let mut operations: Vec<_> = history.operations.iter().collect();
     operations.sort_by_key(|operation| operation.returned);
     for operation in operations {
-        let Some(revision) = operation.revision() else {
+        let (Some(revision), Some(request)) = (operation.revision(), operation.asked.request())
+        else {
             continue;
         };
-        for group in groups_of(&operation.asked) {
-            let told = told.entry((operation.start, group)).or_default();
+        for region in regions.groups_of(&request) {
+            let told = told.entry((operation.start, region)).or_default();
             let before = told.range(..operation.invoked).next_back();
             if let (Asked::Serializable(_), Some((_, (before, earlier)))) =
                 (&operation.asked, before)
                 && revision < *before
             {
-                return Err(format!(
-                    "group {group}: first\n{earlier}\nthen\n{operation}"
-                ));
+                let keys = regions.keys_of(region);
+                return Err(format!("{keys:?}: first\n{earlier}\nthen\n{operation}"));
             }
             let highest = told.values().next_back();
             let highest = highest.copied().filter(|highest| highest.0 > revision);
