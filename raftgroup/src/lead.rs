@@ -540,7 +540,9 @@ impl<'a> Lead<'a> {
             self.splits.due(),
             busy.then_some(self.compare_at),
         ];
-        dues.into_iter().flatten().min()
+        let due = dues.into_iter().flatten().min();
+        // What is due and could not be done waits for something else.
+        due.map(|due| due.max(Instant::now() + TICK))
     }
 
     /// Does what can be done now.
@@ -796,6 +798,9 @@ async fn sleep_until(due: Option<Instant>) {
         None => std::future::pending().await,
     }
 }
+
+/// Before something that is due is looked at again.
+const TICK: Duration = Duration::from_millis(5);
 
 /// Before something that didn't work is tried again.
 const RETRY: Duration = Duration::from_millis(20);

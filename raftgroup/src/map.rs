@@ -11,7 +11,7 @@ use bytes::Bytes;
 use pontoon_engine::{KeyRange, Op, Put, Request, Txn};
 
 use crate::codec::wire;
-use crate::member::Members;
+use crate::member::{Member, Members};
 use crate::position::{GroupId, NodeId};
 use crate::split::Splitting;
 
@@ -48,7 +48,7 @@ wire!(struct Placed { start, group, members, voters, parent });
 impl RangeMap {
     /// The first map: cut at `splits`. The root group has the first range.
     #[must_use]
-    pub(crate) fn first(splits: &[Bytes], members: &Members, replicas: u64) -> Self {
+    pub fn first(splits: &[Bytes], members: &BTreeMap<NodeId, Member>, replicas: u64) -> Self {
         let cuts: BTreeSet<_> = splits.iter().filter(|key| !key.is_empty()).collect();
         let starts = std::iter::once(Bytes::new()).chain(cuts.into_iter().cloned());
         let ranges = starts.zip(0..).map(|(start, group)| Placed {
@@ -369,7 +369,7 @@ mod tests {
     use crate::codec::Wire;
 
     fn members(count: u64) -> Members {
-        let member = crate::member::Member {
+        let member = Member {
             address: String::new(),
             learner: false,
         };

@@ -276,7 +276,7 @@ impl History {
             _ => None,
         });
         let cuts: Vec<_> = shape.splits.iter().chain(cuts).cloned().collect();
-        RangeMap::first(&cuts, &BTreeSet::new())
+        RangeMap::first(&cuts, &BTreeMap::new(), 0)
     }
 
     pub(crate) fn count(&mut self, what: &'static str) {

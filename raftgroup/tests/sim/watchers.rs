@@ -1,7 +1,7 @@
 //! Clients that watch, and the collectors that learn from each replica what
 //! it has written.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,11 @@ pub(crate) fn collect(sim: &Rc<Sim>, id: NodeId) {
     };
     let sim = Rc::clone(sim);
     tokio::task::spawn_local(async move {
-        let mut map = Arc::new(RangeMap::first(&sim.cluster.shape.splits, &BTreeSet::new()));
+        let mut map = Arc::new(RangeMap::first(
+            &sim.cluster.shape.splits,
+            &BTreeMap::new(),
+            0,
+        ));
         let mut followed = BTreeSet::new();
         loop {
             for (_, keys) in map.ranges() {
