@@ -113,7 +113,11 @@ impl Inner {
             }
         };
         for (group, keys) in &plan.groups {
-            let answer = look(*group, keys.probe()).await?.ok_or(Tried::Again)?;
+            let answer = match look(*group, keys.probe()).await {
+                // Compacted since the point was captured: another will do.
+                Err(Declined::Reject(_)) => return Err(Tried::Again),
+                answer => answer?.ok_or(Tried::Again)?,
+            };
             let verdicts = keys.verdicts(answer).ok_or(Tried::Again)?;
             said.insert(*group, verdicts);
         }
@@ -131,8 +135,8 @@ impl Inner {
                 }
                 // It changes something after all: begin anew.
                 Ok(_) => return Err(Tried::Again),
-                // Compacted since the point was captured: another will do.
-                Err(Declined::Reject(Reject::Compacted)) if at.revision < self.floor() => {
+                // So was this, unless it named what is compacted.
+                Err(Declined::Reject(Reject::Compacted)) if !path.names_revisions() => {
                     return Err(Tried::Again);
                 }
                 Err(declined) => return Err(declined.into()),
