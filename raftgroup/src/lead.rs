@@ -533,14 +533,17 @@ impl<'a> Lead<'a> {
 
     /// When something is to be looked at again.
     fn due(&self) -> Option<Instant> {
+        // Put off until all flights have ended: looking at it before then, again
+        // and again, would help nobody.
+        let put_off = self.draining || self.leaving;
         let busy = self.applied.1 > self.compared;
-        let dues = [
-            self.txns_due(),
+        let begun = [
             self.lessor.due(),
             self.splits.due(),
             busy.then_some(self.compare_at),
         ];
-        let due = dues.into_iter().flatten().min();
+        let begun = begun.into_iter().flatten().filter(|_| !put_off);
+        let due = begun.chain(self.txns_due()).min();
         // What is due and could not be done waits for something else.
         due.map(|due| due.max(Instant::now() + TICK))
     }

@@ -757,7 +757,7 @@ impl Lead<'_> {
         };
         let dues = [
             self.latches.due(),
-            self.txns.forget_at,
+            self.txns.forget_at.filter(|_| !self.draining),
             self.txns.tidy_at,
             hole,
         ];

@@ -207,6 +207,15 @@ fn refusal_is_due(history: &History, operation: &Operation) -> Result<(), String
             let mut later = history.truth.changes(&keys, told + 1, i64::MAX);
             absent || later.any(|(_, _, changed)| changed.kv.is_none())
         }
+        // Somebody else asked for the same id, or the same one, without an answer.
+        (Reject::LeaseExists, Asked::Grant { id, .. }) => {
+            let mut others = history.operations.iter();
+            others.any(|other| {
+                other.invoked < operation.returned
+                    && other.invoked != operation.invoked
+                    && matches!(&other.asked, Asked::Grant { id: same, .. } if same == id)
+            })
+        }
         (Reject::FutureRevision | Reject::DuplicateKey | Reject::LeaseNotFound, _) => true,
         _ => false,
     };
