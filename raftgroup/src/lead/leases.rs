@@ -70,13 +70,16 @@ impl Lessor {
         next.filter(|_| self.driven.len() < DRIVEN_MAX)
     }
 
+    /// Ends it; returns the jobs for which nothing was done. Those whose lease
+    /// is being revoked hear that nobody knows: whoever leads next goes on.
     pub(super) fn end(&mut self) -> Vec<Job> {
+        for job in std::mem::take(&mut self.driven).into_values().flatten() {
+            job.finish(Err(Declined::Unknown));
+        }
         let queue = self.queue.drain(..).filter_map(|change| change.done);
         let mut jobs: Vec<_> = queue.map(|(job, _)| job).collect();
         let asked = self.asked.drain(..).chain(self.confirming.drain(..));
         jobs.extend(asked.map(|(job, _)| job));
-        // Whoever leads next goes on; these hear that this one doesn't.
-        jobs.extend(std::mem::take(&mut self.driven).into_values().flatten());
         jobs
     }
 }

@@ -58,11 +58,15 @@ pub(crate) async fn change(sim: Rc<Sim>) {
     }
 }
 
-/// The members, as somebody who runs knows them.
+/// The members, as the one knows them who has the newest map.
 pub(crate) fn members(sim: &Sim) -> BTreeMap<NodeId, Member> {
     let running = sim.cluster.all_running().into_iter();
-    let known = running.map(|(_, running)| running.node.members());
-    known.max_by_key(BTreeMap::len).unwrap_or_default()
+    let known = running.filter_map(|(_, running)| {
+        let map = running.node.map()?;
+        Some((map.version, running.node.members()))
+    });
+    let newest = known.max_by_key(|(version, _)| *version);
+    newest.map(|(_, members)| members).unwrap_or_default()
 }
 
 /// A new member, first as one that only listens; mostly it becomes a voter.
