@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::history::{Ask, Dump, Heard, History, Kv, Step};
+use crate::history::{Ask, Changes, Content, Dump, Heard, History, Kv, Step, balance};
 
 /// `Err` says what was seen.
 type Verdict = Result<(), String>;
@@ -16,7 +16,12 @@ pub(crate) struct Seen {
     pub(crate) history: History,
     /// One for each node.
     pub(crate) dumps: Vec<Dump>,
+    /// What replicas had at times, and on which node.
+    pub(crate) contents: Vec<(u64, Content)>,
     pub(crate) kills: u64,
+    pub(crate) splits: u64,
+    /// How many were killed for good, and replaced.
+    pub(crate) replaced: u64,
     /// When fewer than a quorum of nodes ran.
     pub(crate) alone: Vec<(u64, u64)>,
 }
@@ -24,13 +29,15 @@ pub(crate) struct Seen {
 type Judge = fn(&Seen) -> Verdict;
 
 /// Everything that must hold, by name.
-const PROMISES: [(&str, Judge); 9] = [
+const PROMISES: [(&str, Judge); 11] = [
     ("all nodes dump the same", dumps_agree),
+    ("replicas have the same at the same entry", replicas_agree),
     ("the dump is a history", dump_is_a_history),
     ("nothing is lost", nothing_is_lost),
     ("nothing is invented or doubled", nothing_is_invented),
     ("revisions respect real time", real_time_is_respected),
     ("answers are the replayed state", answers_are_true),
+    ("money is neither made nor lost", money_stays),
     ("a member's time never goes back", members_never_go_back),
     ("watches are complete", watches_are_complete),
     ("no quorum, no answer", nothing_without_quorum),
@@ -57,6 +64,19 @@ fn dumps_agree(seen: &Seen) -> Verdict {
                 dump.events.get(same),
                 first.events.get(same)
             ));
+        }
+    }
+    Ok(())
+}
+
+/// Replicas of a group that have applied the same entry have the same content.
+fn replicas_agree(seen: &Seen) -> Verdict {
+    let mut known = BTreeMap::new();
+    for (node, content) in &seen.contents {
+        let position = (content.group, content.index);
+        let (first, hash) = known.entry(position).or_insert((node, &content.hash));
+        if *hash != &content.hash {
+            return Err(format!("{content} on node {node}, {hash} on node {first}"));
         }
     }
     Ok(())
@@ -113,7 +133,7 @@ fn nothing_is_lost(seen: &Seen) -> Verdict {
             return Err(format!("{step}: another has that revision"));
         }
         let there = replay.changes.get(&revision);
-        if there.is_none_or(|there| *there != wanted(&step.ask)) {
+        if there.is_none_or(|there| *there != step.ask.changes()) {
             return Err(format!("{step}: at its revision there is {there:?}"));
         }
     }
@@ -127,7 +147,7 @@ fn nothing_is_invented(seen: &Seen) -> Verdict {
     let steps = &seen.history.steps;
     let written: BTreeSet<i64> = steps.iter().filter_map(Step::written).collect();
     // Values are unique, so a write that has one is known by it.
-    let mut unknown: BTreeMap<Wanted<'_>, &Step> = BTreeMap::new();
+    let mut unknown: BTreeMap<Changes<'_>, &Step> = BTreeMap::new();
     // Deletions are not: for each key, what was acknowledged before each.
     let mut deletions: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let told = Told::firmly(steps);
@@ -138,7 +158,7 @@ fn nothing_is_invented(seen: &Seen) -> Verdict {
                 .or_default()
                 .push(told.before(step.asked_at)),
             ask => {
-                unknown.insert(wanted(ask), step);
+                unknown.insert(ask.changes(), step);
             }
         }
     }
@@ -204,22 +224,64 @@ fn answers_are_true(seen: &Seen) -> Verdict {
             continue;
         };
         let at = revision - i64::from(*changed && step.ask.is_write());
-        let there = match step.ask.key() {
-            _ if matches!(step.ask, Ask::Pair { .. }) => Vec::new(),
-            Some(key) => Vec::from_iter(replay.at(key, at)),
-            None => replay.all_at(at),
+        let keys = step.ask.keys();
+        let there = match &step.ask {
+            // It doesn't tell.
+            Ask::Together { .. } => Vec::new(),
+            _ if keys.is_empty() => replay.all_at(at),
+            _ => keys.iter().filter_map(|key| replay.at(key, at)).collect(),
         };
-        let modified = there.first().map_or(0, |kv| kv.modified);
+        let modified_at = |key: &String| replay.at(key, at).map_or(0, |kv| kv.modified);
         let right = match &step.ask {
             Ask::Delete { .. } => *changed != there.is_empty() && kvs.iter().eq(there),
             // Only one that was not done tells what is there.
-            Ask::Swap { modified: old, .. } if *changed => modified == *old,
-            Ask::Swap { modified: old, .. } => modified != *old && kvs.iter().eq(there),
+            Ask::Swap { key, modified, .. } => {
+                (modified_at(key) == *modified) == *changed && (*changed || kvs.iter().eq(there))
+            }
+            Ask::Transfer { keys, modified, .. } => {
+                let unchanged = keys.each_ref().map(modified_at) == *modified;
+                unchanged == *changed && (*changed || kvs.iter().eq(there))
+            }
             _ => kvs.iter().eq(there),
         };
         if !right {
-            let there = step.ask.key().and_then(|key| replay.at(key, at));
+            let there: Vec<_> = keys.iter().map(|key| replay.at(key, at)).collect();
             return Err(format!("{step}: replayed, there is {there:?} at {at}"));
+        }
+    }
+    Ok(())
+}
+
+/// All accounts together have what they were opened with, in every answer
+/// that has all of them and after every revision.
+fn money_stays(seen: &Seen) -> Verdict {
+    let opened = seen.history.steps.iter().find_map(|step| match &step.ask {
+        Ask::Together { keys, value } => Some(balance(value)? * keys.len() as i64),
+        _ => None,
+    });
+    // Before they are opened there are no accounts.
+    let stays = |balances: &[i64]| balances.is_empty() || Some(balances.iter().sum()) == opened;
+    for step in &seen.history.steps {
+        let Heard::Done { kvs, .. } = &step.heard else {
+            continue;
+        };
+        let balances: Vec<i64> = kvs.iter().filter_map(|kv| balance(&kv.value)).collect();
+        if step.ask.keys().is_empty() && !stays(&balances) {
+            return Err(format!("{step}: {}", balances.iter().sum::<i64>()));
+        }
+    }
+    let mut accounts: BTreeMap<&str, i64> = BTreeMap::new();
+    for (revision, changes) in Replay::new(&seen.dumps[0]).changes {
+        for (key, value) in changes {
+            match value.and_then(balance) {
+                Some(balance) => accounts.insert(key, balance),
+                None => accounts.remove(key),
+            };
+        }
+        let balances: Vec<i64> = accounts.values().copied().collect();
+        if !stays(&balances) {
+            let sum: i64 = balances.iter().sum();
+            return Err(format!("{sum} at {revision}, not {opened:?}"));
         }
     }
     Ok(())
@@ -234,7 +296,10 @@ fn members_never_go_back(seen: &Seen) -> Verdict {
     }
     for steps in processes.into_values() {
         for letter in seen.letters() {
-            let touches = |step: &Step| step.ask.key().is_none_or(|key| key.starts_with(letter));
+            let touches = |step: &Step| {
+                let keys = step.ask.keys();
+                keys.is_empty() || keys.iter().any(|key| key.starts_with(letter))
+            };
             let here = || steps.iter().copied().filter(|step| touches(step));
             let told = Told::by(here());
             for step in here().filter(|step| matches!(step.ask, Ask::Local { .. })) {
@@ -322,26 +387,11 @@ fn nothing_without_quorum(seen: &Seen) -> Verdict {
 }
 
 impl Seen {
-    /// The first letters of keys; each is a group.
+    /// The first letters of keys; those of a letter are in the same group.
     fn letters(&self) -> BTreeSet<char> {
-        let keys = self
-            .history
-            .steps
-            .iter()
-            .filter_map(|step| step.ask.key()?.chars().next());
-        keys.collect()
-    }
-}
-
-/// What a write makes of its keys, in order; `None`: it is gone.
-type Wanted<'a> = Vec<(&'a str, Option<&'a str>)>;
-
-fn wanted(ask: &Ask) -> Wanted<'_> {
-    match ask {
-        Ask::Put { key, value } | Ask::Swap { key, value, .. } => vec![(key, Some(value))],
-        Ask::Delete { key } => vec![(key, None)],
-        Ask::Pair { keys, value } => keys.iter().map(|key| (&**key, Some(&**value))).collect(),
-        Ask::Read { .. } | Ask::Local { .. } => Vec::new(),
+        let steps = self.history.steps.iter();
+        let letters = steps.flat_map(|step| step.ask.keys().into_iter());
+        letters.filter_map(|key| key.chars().next()).collect()
     }
 }
 
@@ -376,14 +426,14 @@ impl Told {
 /// The dump, to be looked up.
 struct Replay<'a> {
     /// By revision, what became of which keys.
-    changes: BTreeMap<i64, Wanted<'a>>,
+    changes: BTreeMap<i64, Changes<'a>>,
     /// By key, its versions.
     versions: BTreeMap<&'a str, Vec<(i64, Option<&'a Kv>)>>,
 }
 
 impl<'a> Replay<'a> {
     fn new(dump: &'a Dump) -> Self {
-        let mut changes: BTreeMap<i64, Wanted<'a>> = BTreeMap::new();
+        let mut changes: BTreeMap<i64, Changes<'a>> = BTreeMap::new();
         let mut versions: BTreeMap<&'a str, Vec<_>> = BTreeMap::new();
         for (change, _) in &dump.events {
             let kv = (!change.deleted).then_some(&change.kv);

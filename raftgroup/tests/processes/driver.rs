@@ -1,6 +1,7 @@
 //! Starts nodes as processes, kills them, and gathers what they left behind.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::TcpListener;
@@ -13,23 +14,47 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use crate::check::Seen;
-use crate::history::{Dump, now};
+use crate::history::{Content, Dump, now};
+use crate::load::Load;
 use crate::member::{SAYS, Seat};
 
 /// How long a node may take to do what it is told.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Between two looks.
+const TICK: Duration = Duration::from_millis(50);
+
 /// Tells a process which node it is.
 pub(crate) const SEAT: &str = "PONTOON_PROCESSES_SEAT";
+
+/// How many nodes a cluster has.
+pub(crate) const NODES: usize = 3;
+
+/// Something to be done to the cluster while it is under load.
+pub(crate) enum Errand {
+    /// Any node is told to; if it doesn't, or is killed, another one is.
+    Tell(String),
+    /// A node is killed, and never comes back.
+    Retire(u64),
+    /// A node that was taken in starts.
+    Join(u64),
+}
 
 /// The nodes of a cluster, each a process while it runs.
 pub(crate) struct Cluster {
     dir: PathBuf,
+    load: Load,
+    /// Of nodes 1, 2 and so on, also of those that are to come.
     addresses: Vec<String>,
-    members: Vec<Member>,
+    members: BTreeMap<u64, Member>,
     says: mpsc::Sender<(u64, String)>,
     said: mpsc::Receiver<(u64, String)>,
-    /// Who was started and killed when.
+    /// One after the other, not before their time.
+    errands: VecDeque<(Instant, Errand)>,
+    /// Who was told to do the first of them.
+    told: Option<u64>,
+    orders: usize,
+    /// What happened when.
     diary: File,
 }
 
@@ -40,43 +65,57 @@ struct Member {
 }
 
 impl Cluster {
-    pub(crate) fn new(dir: &Path, nodes: usize, rng: &mut SmallRng) -> Self {
+    /// Nobody runs yet.
+    pub(crate) fn new(dir: &Path, load: Load, joining: usize, rng: &mut SmallRng) -> Self {
         let (says, said) = mpsc::channel();
+        let nodes = 1..=NODES as u64;
         Self {
             dir: dir.to_owned(),
-            addresses: free_addresses(nodes, rng),
-            members: (0..nodes).map(|_| Member::default()).collect(),
+            load,
+            addresses: free_addresses(NODES + joining, rng),
+            members: nodes.map(|node| (node, Member::default())).collect(),
             says,
             said,
+            errands: VecDeque::new(),
+            told: None,
+            orders: 0,
             diary: File::create(dir.join("diary")).expect("a new file"),
         }
     }
 
-    fn nodes(&self) -> std::ops::RangeInclusive<u64> {
-        1..=self.members.len() as u64
+    /// Those who belong to it, running or not.
+    pub(crate) fn nodes(&self) -> Vec<u64> {
+        self.members.keys().copied().collect()
     }
 
-    fn member(&mut self, node: u64) -> &mut Member {
-        let at = usize::try_from(node).expect("small") - 1;
-        &mut self.members[at]
+    pub(crate) fn address(&self, node: u64) -> &str {
+        &self.addresses[at(node)]
     }
 
     fn seat(&self, node: u64, start: u64) -> Seat {
+        // Who joins knows of the first ones, and itself.
+        let known = NODES.max(at(node) + 1);
         Seat {
             node,
             start,
+            load: self.load,
+            join: at(node) >= NODES,
             dir: self.dir.clone(),
-            addresses: self.addresses.clone(),
+            addresses: self.addresses[..known].to_vec(),
         }
     }
 
-    /// Starts a node that doesn't run; it is at work when it says so.
+    /// Starts a node that belongs to the cluster and doesn't run; it is at
+    /// work when it says so.
     pub(crate) fn start(&mut self, node: u64) {
-        if self.member(node).running.is_some() {
+        let Some(member) = self.members.get_mut(&node) else {
+            return;
+        };
+        if member.running.is_some() {
             return;
         }
-        let start = self.member(node).starts + 1;
-        self.member(node).starts = start;
+        member.starts += 1;
+        let start = member.starts;
         let seat = self.seat(node, start);
         self.note("start", node);
         let errors = self.dir.join(format!("errors-{}", seat.process()));
@@ -100,26 +139,124 @@ impl Cluster {
                 }
             }
         });
-        self.member(node).running = Some((child, stdin));
+        let member = self.members.entry(node).or_default();
+        member.running = Some((child, stdin));
     }
 
     /// Ends a node's process as the kernel would.
     pub(crate) fn kill(&mut self, node: u64) {
-        let Some((mut child, _)) = self.member(node).running.take() else {
+        let member = self.members.get_mut(&node);
+        let Some((mut child, _)) = member.and_then(|member| member.running.take()) else {
             return;
         };
         child.kill().expect("it is a child");
         child.wait().expect("it is a child");
+        self.told.take_if(|told| *told == node);
         self.note("killed", node);
     }
 
-    fn note(&mut self, what: &str, node: u64) {
-        writeln!(self.diary, "{} {what} {node}", now()).expect("the diary is kept");
+    fn note(&mut self, what: &str, whom: impl Display) {
+        writeln!(self.diary, "{} {what} {whom}", now()).expect("the diary is kept");
+    }
+
+    /// Something is to be done after so long, and after all that was to be
+    /// done before.
+    pub(crate) fn plan(&mut self, after: Duration, errand: Errand) {
+        self.errands.push_back((Instant::now() + after, errand));
+    }
+
+    /// Lets time pass, and runs errands meanwhile.
+    pub(crate) fn attend(&mut self, time: Duration) -> Result<(), String> {
+        let end = Instant::now() + time;
+        loop {
+            self.look_after()?;
+            self.run_errand();
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            if let Ok((node, said)) = self.said.recv_timeout(left.min(TICK)) {
+                self.hear_of_errand(node, &said);
+            }
+        }
+    }
+
+    /// Starts all that belong to the cluster, and runs all errands.
+    pub(crate) fn settle(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        for node in self.nodes() {
+            self.start(node);
+        }
+        while let Some((_, errand)) = self.errands.front() {
+            if Instant::now() > deadline {
+                return Err(match errand {
+                    Errand::Tell(order) => format!("nobody could {order}"),
+                    _ => "there was no time for all errands".to_owned(),
+                });
+            }
+            self.attend(TICK)?;
+        }
+        Ok(())
+    }
+
+    fn run_errand(&mut self) {
+        let Some((due, errand)) = self.errands.front() else {
+            return;
+        };
+        if Instant::now() < *due || self.told.is_some() {
+            return;
+        }
+        match errand {
+            Errand::Tell(order) => {
+                let members = self.members.iter_mut();
+                let running =
+                    members.filter_map(|(node, member)| Some((node, member.running.as_mut()?)));
+                let mut running: Vec<_> = running.collect();
+                let count = running.len().max(1);
+                if let Some((node, (_, stdin))) = running.get_mut(self.orders % count) {
+                    // If it can't be told, it has ended, which is seen elsewhere.
+                    let _ = writeln!(stdin, "{order}");
+                    self.told = Some(**node);
+                }
+                self.orders += 1;
+                return;
+            }
+            Errand::Retire(node) => {
+                let node = *node;
+                self.kill(node);
+                self.members.remove(&node);
+                self.note("retired", node);
+            }
+            Errand::Join(node) => {
+                let node = *node;
+                self.members.entry(node).or_default();
+                self.start(node);
+            }
+        }
+        self.errands.pop_front();
+    }
+
+    fn hear_of_errand(&mut self, node: u64, said: &str) {
+        let Some((due, Errand::Tell(order))) = self.errands.front_mut() else {
+            return;
+        };
+        if self.told != Some(node) || !said.contains(order.as_str()) {
+            return;
+        }
+        self.told = None;
+        let order = order.clone();
+        if said.starts_with("done") {
+            self.errands.pop_front();
+        } else {
+            *due = Instant::now() + TICK;
+        }
+        let what = said.replacen(&order, "", 1).replace(' ', "");
+        self.note(&what, order.replace(' ', "-"));
     }
 
     /// Nobody but [`Cluster::kill`] ends a node.
     pub(crate) fn look_after(&mut self) -> Result<(), String> {
-        for (node, member) in (1..).zip(&mut self.members) {
+        for (node, member) in &mut self.members {
             if let Some((child, _)) = &mut member.running
                 && let Ok(Some(status)) = child.try_wait()
             {
@@ -133,7 +270,8 @@ impl Cluster {
 
     /// Tells a node to do something, and waits until it says that it has.
     fn tell(&mut self, node: u64, order: &str, answer: &str) -> Result<String, String> {
-        if let Some((_, stdin)) = &mut self.member(node).running {
+        let member = self.members.get_mut(&node);
+        if let Some((_, stdin)) = member.and_then(|member| member.running.as_mut()) {
             // If it can't be told, it has ended, which is seen below.
             let _ = writeln!(stdin, "{order}");
         }
@@ -152,18 +290,72 @@ impl Cluster {
         Err(format!("node {node} was never {answer}"))
     }
 
-    /// Ends the load and has every node dump what it has. All nodes run.
+    /// Opens the accounts, if there are any.
+    pub(crate) fn open(&mut self) -> Result<(), String> {
+        match self.load {
+            Load::Keys => Ok(()),
+            Load::Transfers => self.tell(1, "open", "opened").map(drop),
+        }
+    }
+
+    /// Ends the load, has every node write, and dump what it has. All nodes run.
     pub(crate) fn finish(&mut self) -> Result<(), String> {
         for node in self.nodes() {
             self.tell(node, "stop", "stopped")?;
         }
-        let marked = self.tell(1, "mark", "marked")?;
-        let order = marked.replace("marked", "dump");
+        let mut order = String::new();
+        for node in self.nodes() {
+            let marked = self.tell(node, "mark", "marked")?;
+            // Each is behind the one before.
+            order = marked.replace("marked", "dump");
+        }
+        self.compare()?;
         for node in self.nodes() {
             self.tell(node, &order, "dumped")?;
         }
         Ok(())
     }
+
+    /// Notes what all replicas have until those of each group have all applied
+    /// the same entries.
+    fn compare(&mut self) -> Result<(), String> {
+        let mut file = File::create(self.dir.join("contents")).expect("a new file");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut positions = BTreeSet::new();
+            for node in self.nodes() {
+                let said = self.tell(node, "contents", "contents")?;
+                let said = said.replacen("contents", &node.to_string(), 1);
+                writeln!(file, "{said}").expect("it is kept");
+                let contents = parse_contents(&said)?.into_iter();
+                let at = contents.map(|(_, content)| (content.group, content.index));
+                positions.insert(at.collect::<Vec<_>>());
+            }
+            match positions.len() {
+                1 => return Ok(()),
+                _ if Instant::now() > deadline => {
+                    return Err(format!("replicas stay apart: {positions:?}"));
+                }
+                _ => std::thread::sleep(TICK),
+            }
+        }
+    }
+}
+
+/// A node's place in lists of nodes.
+fn at(node: u64) -> usize {
+    usize::try_from(node).expect("small") - 1
+}
+
+/// What a node said it has.
+fn parse_contents(line: &str) -> Result<Vec<(u64, Content)>, String> {
+    let parse = || {
+        let (node, contents) = line.split_once(' ')?;
+        let node = node.parse().ok()?;
+        let contents = Content::parse_all(contents)?.into_iter();
+        Some(contents.map(|content| (node, content)).collect())
+    };
+    parse().ok_or_else(|| format!("contents: what is {line:?}?"))
 }
 
 impl Drop for Cluster {
@@ -187,6 +379,10 @@ pub(crate) fn gather(dir: &Path) -> Result<Seen, String> {
             seen.history.add(process, &read(&dir.join(&name))?)?;
         } else if name.starts_with("dump-") {
             seen.dumps.push(Dump::parse(&read(&dir.join(&name))?)?);
+        } else if name == "contents" {
+            for line in read(&dir.join(&name))?.lines() {
+                seen.contents.extend(parse_contents(line)?);
+            }
         }
     }
     let mut running = BTreeSet::new();
@@ -194,11 +390,11 @@ pub(crate) fn gather(dir: &Path) -> Result<Seen, String> {
     let mut alone_since = None;
     for line in read(&dir.join("diary"))?.lines() {
         let nonsense = || format!("diary: what is {line:?}?");
-        let [at, what, node] = line.split(' ').collect::<Vec<_>>()[..] else {
+        let [at, what, whom] = line.split(' ').collect::<Vec<_>>()[..] else {
             return Err(nonsense());
         };
         let at: u64 = at.parse().map_err(|_| nonsense())?;
-        let node = node.to_owned();
+        let node = whom.to_owned();
         match what {
             "start" => {
                 // From before it starts.
@@ -214,6 +410,14 @@ pub(crate) fn gather(dir: &Path) -> Result<Seen, String> {
                     alone_since.get_or_insert(at);
                 }
             }
+            "retired" => {
+                nodes.remove(&node);
+            }
+            "done" => {
+                seen.splits += u64::from(whom.starts_with("split"));
+                seen.replaced += u64::from(whom.starts_with("promote"));
+            }
+            failed if failed.starts_with("failed") => {}
             _ => return Err(nonsense()),
         }
     }

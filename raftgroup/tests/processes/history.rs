@@ -141,10 +141,16 @@ pub(crate) enum Ask {
         modified: i64,
         value: String,
     },
-    /// Both keys in one revision.
-    Pair {
-        keys: [String; 2],
+    /// All keys in one revision.
+    Together {
+        keys: Vec<String>,
         value: String,
+    },
+    /// Both put if both mod revisions are these; else read.
+    Transfer {
+        keys: [String; 2],
+        modified: [i64; 2],
+        values: [String; 2],
     },
     /// A linearizable read of a key, or of all.
     Read {
@@ -172,9 +178,14 @@ impl Ask {
                 modified: modified.parse().ok()?,
                 value: value.to_owned(),
             },
-            ["pair", one, other, value] => Self::Pair {
-                keys: [one.to_owned(), other.to_owned()],
+            ["together", value, ref keys @ ..] => Self::Together {
+                keys: keys.iter().map(|key| (*key).to_owned()).collect(),
                 value: value.to_owned(),
+            },
+            ["transfer", from, taken_at, left, to, given_at, got] => Self::Transfer {
+                keys: [from, to].map(str::to_owned),
+                modified: [taken_at.parse().ok()?, given_at.parse().ok()?],
+                values: [left, got].map(str::to_owned),
             },
             ["read", key] => Self::Read {
                 key: key_or_all(key),
@@ -190,14 +201,39 @@ impl Ask {
         !matches!(self, Self::Read { .. } | Self::Local { .. })
     }
 
-    /// The one key that it looks at; `None` if there are more.
-    pub(crate) fn key(&self) -> Option<&str> {
+    /// The keys that it names; if there are none, it is about all.
+    pub(crate) fn keys(&self) -> Vec<&str> {
         match self {
-            Self::Put { key, .. } | Self::Delete { key } | Self::Swap { key, .. } => Some(key),
-            Self::Pair { keys, .. } => Some(&keys[0]),
-            Self::Read { key } | Self::Local { key } => key.as_deref(),
+            Self::Put { key, .. } | Self::Delete { key } | Self::Swap { key, .. } => vec![key],
+            Self::Together { keys, .. } => keys.iter().map(String::as_str).collect(),
+            Self::Transfer { keys, .. } => keys.iter().map(String::as_str).collect(),
+            Self::Read { key } | Self::Local { key } => key.as_deref().into_iter().collect(),
         }
     }
+
+    /// What it makes of its keys, if it is done.
+    pub(crate) fn changes(&self) -> Changes<'_> {
+        let keys = self.keys().into_iter();
+        match self {
+            Self::Put { value, .. } | Self::Swap { value, .. } | Self::Together { value, .. } => {
+                keys.map(|key| (key, Some(&**value))).collect()
+            }
+            Self::Transfer { values, .. } => {
+                let values = values.iter().map(|value| Some(&**value));
+                keys.zip(values).collect()
+            }
+            Self::Delete { .. } => keys.map(|key| (key, None)).collect(),
+            Self::Read { .. } | Self::Local { .. } => Vec::new(),
+        }
+    }
+}
+
+/// What becomes of which keys, in order; `None`: it is gone.
+pub(crate) type Changes<'a> = Vec<(&'a str, Option<&'a str>)>;
+
+/// What is in an account, by its value; `None` if that is of no account.
+pub(crate) fn balance(value: &str) -> Option<i64> {
+    value.split_once('/')?.0.parse().ok()
 }
 
 impl Display for Ask {
@@ -211,7 +247,12 @@ impl Display for Ask {
                 modified,
                 value,
             } => write!(f, "swap {key} {modified} {value}"),
-            Self::Pair { keys, value } => write!(f, "pair {} {} {value}", keys[0], keys[1]),
+            Self::Together { keys, value } => write!(f, "together {value} {}", keys.join(" ")),
+            Self::Transfer {
+                keys: [from, to],
+                modified: [taken_at, given_at],
+                values: [left, got],
+            } => write!(f, "transfer {from} {taken_at} {left} {to} {given_at} {got}"),
             Self::Read { key } => write!(f, "read {}", or_all(key)),
             Self::Local { key } => write!(f, "local {}", or_all(key)),
         }
@@ -433,5 +474,33 @@ impl Display for Dump {
             writeln!(f, "event {change} {}", list(before))?;
         }
         writeln!(f, "state {}", list(&self.state))
+    }
+}
+
+/// What a replica has at an entry of its log, as a hash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Content {
+    pub(crate) group: u64,
+    pub(crate) index: u64,
+    pub(crate) hash: String,
+}
+
+impl Content {
+    pub(crate) fn parse_all(text: &str) -> Option<Vec<Self>> {
+        parse_list(text, |text| {
+            let (position, hash) = text.split_once('=')?;
+            let (group, index) = position.split_once('@')?;
+            Some(Self {
+                group: group.parse().ok()?,
+                index: index.parse().ok()?,
+                hash: hash.to_owned(),
+            })
+        })
+    }
+}
+
+impl Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}={}", self.group, self.index, self.hash)
     }
 }

@@ -2,14 +2,15 @@
 //! nothing acknowledged is lost, nothing is done twice, nobody sees what never
 //! was.
 //!
-//! Twenty seconds, or `PONTOON_PROCESSES_SECS`. The seed of
-//! `PONTOON_PROCESSES_SEED` decides who is killed when, not what comes of it.
+//! Less than half a minute each, or `PONTOON_PROCESSES_SECS`. The seed of
+//! `PONTOON_PROCESSES_SEED` decides what is done when, not what comes of it.
 //! With `PONTOON_PROCESSES_KEEP` the files stay, as they do after a failure;
 //! `PONTOON_PROCESSES_DIR` names such files to be judged again.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -17,13 +18,13 @@ use rand::{RngExt, SeedableRng};
 mod check;
 mod driver;
 mod history;
+mod load;
 mod member;
 
 use check::Seen;
-use driver::Cluster;
+use driver::{Cluster, Errand, NODES};
 use history::{Ask, Heard, Step};
-
-const NODES: usize = 3;
+use load::Load;
 
 /// Not a test: what this binary does when it is started as a member.
 #[test]
@@ -36,15 +37,30 @@ fn as_a_member() {
 
 #[test]
 fn killed_at_random() {
+    run(Load::Keys, 20);
+}
+
+/// Transactions over several groups, while ranges are split and a member is
+/// replaced.
+#[test]
+fn transfers() {
+    run(Load::Transfers, 25);
+}
+
+/// A run of some length, if none is asked for.
+fn run(load: Load, secs: u64) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // Two at a time would only keep each other waiting.
+    let _alone = ALONE.lock();
     let from_env = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let secs = from_env("PONTOON_PROCESSES_SECS").unwrap_or(20);
+    let secs = from_env("PONTOON_PROCESSES_SECS").unwrap_or(secs);
     let seed = from_env("PONTOON_PROCESSES_SEED").unwrap_or_else(history::now);
     let dir = tempfile::Builder::new()
         .prefix("processes-")
         .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
         .expect("a directory");
-    println!("seed {seed}");
-    let outcome = torment(dir.path(), Duration::from_secs(secs), seed);
+    println!("{}, seed {seed}", load.name());
+    let outcome = torment(dir.path(), load, Duration::from_secs(secs), seed);
     let wrong = match outcome {
         Ok(seen) => {
             println!("{secs} s, {}", summary(&seen));
@@ -71,36 +87,68 @@ fn what_is_left_of_a_run() {
     }
 }
 
-/// Kills nodes, one or two at a time, and lets them come back, for so long.
-fn torment(dir: &Path, time: Duration, seed: u64) -> Result<Seen, String> {
+/// Kills nodes, mostly one at a time, and lets them come back, for so long.
+fn torment(dir: &Path, load: Load, time: Duration, seed: u64) -> Result<Seen, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
-    let mut cluster = Cluster::new(dir, NODES, &mut rng);
-    let mut nodes: Vec<u64> = (1..=NODES as u64).collect();
-    for node in &nodes {
-        cluster.start(*node);
+    let mut cluster = Cluster::new(dir, load, 1, &mut rng);
+    for node in cluster.nodes() {
+        cluster.start(node);
+    }
+    cluster.open()?;
+    if load == Load::Transfers {
+        plan_changes(&mut cluster, time, &mut rng);
     }
     let end = Instant::now() + time;
     while Instant::now() < end {
-        rest(&mut rng, 1000..5000);
-        cluster.look_after()?;
+        cluster.attend(pause(&mut rng, 1000..5000))?;
+        let mut nodes = cluster.nodes();
         nodes.shuffle(&mut rng);
-        let count = if rng.random_bool(0.25) { 2 } else { 1 };
-        for node in &nodes[..count] {
+        nodes.truncate(match rng.random_range(0..100) {
+            0..70 => 1,
+            70..90 => 2,
+            _ => nodes.len(),
+        });
+        for node in &nodes {
             cluster.kill(*node);
         }
-        for node in &nodes[..count] {
-            rest(&mut rng, 0..2500);
+        for node in &nodes {
+            cluster.attend(pause(&mut rng, 0..2500))?;
             cluster.start(*node);
         }
     }
+    cluster.settle()?;
     // With all there, the rest of what can happen happens.
-    rest(&mut rng, 2000..3000);
+    cluster.attend(pause(&mut rng, 2000..3000))?;
     cluster.finish()?;
     driver::gather(dir)
 }
 
-fn rest(rng: &mut SmallRng, millis: std::ops::Range<u64>) {
-    std::thread::sleep(Duration::from_millis(rng.random_range(millis)));
+/// Three splits, and between them one member is lost and replaced.
+fn plan_changes(cluster: &mut Cluster, time: Duration, rng: &mut SmallRng) {
+    let (old, new) = (rng.random_range(1..=NODES as u64), NODES as u64 + 1);
+    let address = cluster.address(new).to_owned();
+    let mut letters: Vec<char> = Load::Transfers.later_splits().collect();
+    letters.shuffle(rng);
+    let split = |letter: &char| vec![Errand::Tell(format!("split {letter}"))];
+    let replace = vec![
+        Errand::Retire(old),
+        Errand::Tell(format!("remove {old}")),
+        Errand::Tell(format!("add {new} {address}")),
+        Errand::Join(new),
+        Errand::Tell(format!("promote {new}")),
+    ];
+    let mut changes: Vec<_> = letters[..3].iter().map(split).collect();
+    changes.insert(rng.random_range(0..=changes.len()), replace);
+    let count = changes.len() as u32 + 1;
+    for (number, errands) in (1..).zip(changes) {
+        for errand in errands {
+            cluster.plan(time * number / count, errand);
+        }
+    }
+}
+
+fn pause(rng: &mut SmallRng, millis: std::ops::Range<u64>) -> Duration {
+    Duration::from_millis(rng.random_range(millis))
 }
 
 /// What happened, in numbers.
@@ -136,12 +184,14 @@ fn summary(seen: &Seen) -> String {
         .last()
         .map_or(0, |(last, _)| last.revision());
     format!(
-        "{} kills, {} times without quorum; writes: {} acknowledged, {} changed \
+        "{} kills, {} times without quorum, {} splits, {} replaced; writes: {} acknowledged, {} changed \
          nothing, {} unknown, {} failed; reads: {} linearizable, {} serializable; {} watches with \
          {events} events; {} events in the end, newest revision {revisions}; longest time \
          without an acknowledged write {gap:.1?} (from {gap_at} on)",
         seen.kills,
         seen.alone.len(),
+        seen.splits,
+        seen.replaced,
         acknowledged.len(),
         without_change,
         count(Step::is_unknown_write),

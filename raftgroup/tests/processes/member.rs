@@ -1,8 +1,14 @@
 //! A node in a process of its own, with clients that write down what they see.
 //!
-//! It does what it is told on its standard input: `stop` ends the clients,
-//! `mark` makes a last write, `dump <revision>` writes everything through that
-//! revision to a file. It says on its standard output when it has.
+//! It does what it is told on its standard input, line by line, and says on
+//! its standard output when it has:
+//!
+//! - `open` opens the accounts, `mark` makes a last write;
+//! - `stop` ends the clients;
+//! - `contents` tells the hashes of its replicas, `dump <revision>` writes
+//!   everything through that revision to a file;
+//! - `split <key>`, `remove <node>`, `add <node> <address>` (to listen) and
+//!   `promote <node>` change the cluster, if nobody has done so before.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -12,31 +18,33 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use pontoon_engine::{
-    Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, Relation, Request, Revision,
-    Txn,
-};
+use pontoon_engine::{Answer, KeyRange, Range, Request, Revision};
 use pontoon_raftgroup::{
-    Config, Delivery, Failure, Node, NodeId, Plain, Scope, TcpConfig, TcpNetwork, Timing, Watch,
+    Config, Delivery, Failure, Member as Joining, MemberReject, Node, NodeId, Plain, Scope,
+    TcpConfig, TcpNetwork, Timing, Watch,
 };
 use pontoon_wal::disk::{Backend, Disk, RealDisk};
 use pontoon_wal::{Clock, SystemClock};
 use rand::rngs::SmallRng;
+use rand::seq::IteratorRandom;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::mpsc;
 
-use crate::history::{Ask, Change, Dump, Heard, Kv, Recorder, list};
-
-/// The letters that keys begin with, one for each group.
-const LETTERS: [&str; 5] = ["a", "c", "e", "g", "i"];
-
-/// Keys of each letter.
-const KEYS: u32 = 6;
+use crate::history::{Ask, Change, Content, Dump, Heard, Kv, Recorder, list};
+use crate::load::{self, Client, Load};
 
 const CLIENTS: usize = 6;
 
+const WATCHERS: usize = 3;
+
+/// Asks what the driver wants.
+const SELF: usize = CLIENTS + WATCHERS;
+
 /// Before a client gives up.
 const WITHIN: Duration = Duration::from_secs(2);
+
+/// Before a change of the cluster is given up, to be asked for again.
+const CHANGE_WITHIN: Duration = Duration::from_secs(10);
 
 /// What stands before all that is said to the driver.
 pub(crate) const SAYS: &str = "member says: ";
@@ -47,6 +55,9 @@ pub(crate) struct Seat {
     pub(crate) node: u64,
     /// Counts the processes of this node.
     pub(crate) start: u64,
+    pub(crate) load: Load,
+    /// Whether it comes to a cluster that is there.
+    pub(crate) join: bool,
     pub(crate) dir: PathBuf,
     /// Where node 1, 2 and so on are.
     pub(crate) addresses: Vec<String>,
@@ -54,9 +65,13 @@ pub(crate) struct Seat {
 
 impl Seat {
     pub(crate) fn to_words(&self) -> String {
+        let load = self.load.name();
         let dir = self.dir.display();
         let addresses = self.addresses.join(" ");
-        format!("{} {} {dir} {addresses}", self.node, self.start)
+        format!(
+            "{} {} {load} {} {dir} {addresses}",
+            self.node, self.start, self.join
+        )
     }
 
     pub(crate) fn from_words(words: &str) -> Option<Self> {
@@ -64,6 +79,8 @@ impl Seat {
         Some(Self {
             node: words.next()?.parse().ok()?,
             start: words.next()?.parse().ok()?,
+            load: Load::from_name(words.next()?)?,
+            join: words.next()?.parse().ok()?,
             dir: words.next()?.into(),
             addresses: words.map(str::to_owned).collect(),
         })
@@ -103,6 +120,7 @@ async fn serve(seat: Seat) {
     let recorder = Recorder::create(&seat.history()).expect("a new file");
     let member = Arc::new(Member {
         node,
+        load: seat.load,
         process: seat.process(),
         recorder,
         stop: AtomicBool::new(false),
@@ -110,28 +128,38 @@ async fn serve(seat: Seat) {
     });
     say("ready");
     let clients = (0..CLIENTS).map(|client| tokio::spawn(Arc::clone(&member).ask_on(client)));
-    let clients: Vec<_> = clients.collect();
-    for watcher in 0..3 {
-        tokio::spawn(Arc::clone(&member).watch_on(CLIENTS + watcher));
+    let mut clients: Vec<_> = clients.collect();
+    for watcher in CLIENTS..CLIENTS + WATCHERS {
+        tokio::spawn(Arc::clone(&member).watch_on(watcher));
     }
-    let mut clients = Some(clients);
     while let Some(line) = told.recv().await {
-        match line.split_once(' ').unwrap_or((&line, "")) {
-            ("stop", _) => {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["open"] => {
+                let opening = |name: &str| member.load.opening(name).expect("there are accounts");
+                say(&format!("opened {}", member.write("open", opening).await));
+            }
+            ["mark"] => {
+                let mark = |name: &str| member.load.mark(name);
+                say(&format!("marked {}", member.write("mark", mark).await));
+            }
+            ["stop"] => {
                 member.stop.store(true, Ordering::Relaxed);
-                for client in clients.take().into_iter().flatten() {
+                for client in clients.drain(..) {
                     client.await.expect("a client ends in order");
                 }
                 say("stopped");
             }
-            ("mark", _) => say(&format!("marked {}", member.mark().await)),
-            ("dump", through) => {
+            ["contents"] => say(&format!("contents {}", list(member.contents()))),
+            ["dump", through] => {
                 let through = through.parse().expect("a revision");
                 let dump = member.dump(through).await;
                 std::fs::write(seat.dump(), dump.to_string()).expect("a file");
                 say("dumped");
             }
-            _ => panic!("what is {line:?}?"),
+            ref change => match member.change(change).await {
+                Ok(()) => say(&format!("done {line}")),
+                Err(failure) => say(&format!("failed {line}: {failure}")),
+            },
         }
     }
     // Whoever started it is gone.
@@ -162,9 +190,11 @@ async fn open(seat: &Seat) -> Node {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(Backend::Auto, &dir).expect("a disk"));
     let clock = Arc::new(SystemClock::default());
     let mut config = Config::new(id, 1, dir, members);
-    config.splits = LETTERS[1..]
-        .iter()
-        .map(|letter| Bytes::from_static(letter.as_bytes()))
+    config.join = seat.join;
+    config.splits = seat
+        .load
+        .first_splits()
+        .map(|letter| Bytes::from(letter.to_string()))
         .collect();
     config.timing = Timing {
         heartbeat: Duration::from_millis(100),
@@ -185,6 +215,7 @@ async fn open(seat: &Seat) -> Node {
 
 struct Member {
     node: Node,
+    load: Load,
     process: String,
     recorder: Recorder,
     stop: AtomicBool,
@@ -195,43 +226,14 @@ struct Member {
 impl Member {
     /// A client that asks for one thing after another.
     async fn ask_on(self: Arc<Self>, client: usize) {
-        let mut rng = SmallRng::seed_from_u64(self.node.id().0 << 32 | client as u64);
-        // Other choices in each process.
-        for _ in 0..self.process.len() + std::process::id() as usize % 64 {
-            rng.random::<u64>();
-        }
-        let mut known: BTreeMap<String, i64> = BTreeMap::new();
-        let mut count = 0;
+        let mut asks = Client::new(self.load, format!("{}c{client}", self.process));
         while !self.stop.load(Ordering::Relaxed) {
-            count += 1;
-            let value = format!("n{}c{client}i{count}", self.process);
-            let ask = choose(&mut rng, &known, value);
+            let ask = asks.next();
             let heard = self.ask(client, &ask).await;
-            if let Heard::Done {
-                revision,
-                changed,
-                kvs,
-            } = &heard
-            {
+            if let Heard::Done { revision, .. } = &heard {
                 self.newest.fetch_max(*revision, Ordering::Relaxed);
-                for kv in kvs {
-                    known.insert(kv.key.clone(), kv.modified);
-                }
-                match &ask {
-                    Ask::Put { key, .. } | Ask::Swap { key, .. } if *changed => {
-                        known.insert(key.clone(), *revision);
-                    }
-                    Ask::Delete { key } => {
-                        known.remove(key);
-                    }
-                    _ => {}
-                }
             }
-            let pause = match heard {
-                Heard::Done { .. } => rng.random_range(2..15),
-                _ => rng.random_range(20..60),
-            };
-            tokio::time::sleep(Duration::from_millis(pause)).await;
+            tokio::time::sleep(asks.hear(&ask, &heard)).await;
         }
     }
 
@@ -240,13 +242,13 @@ impl Member {
         self.recorder.note(client, format_args!("ask {ask}"));
         let answer = match ask {
             Ask::Local { key } => {
-                let range = Range::of(keys(key.as_deref()));
+                let range = Range::of(load::keys(key.as_deref()));
                 let answer = self.node.read_serializable(&range, WITHIN).await;
                 answer.map(Answer::Range)
             }
-            ask => self.node.request(request(ask), WITHIN).await,
+            ask => self.node.request(load::request(ask), WITHIN).await,
         };
-        let heard = heard(answer);
+        let heard = load::heard(answer);
         self.recorder.note(client, &heard);
         heard
     }
@@ -264,11 +266,11 @@ impl Member {
             };
             let prefix = match rng.random_bool(0.5) {
                 true => None,
-                false => Some(LETTERS[rng.random_range(0..LETTERS.len())]),
+                false => self.load.letters().choose(&mut rng),
             };
             let mut stream = self.node.watch(Watch {
                 keys: prefix.map_or(KeyRange::all(), |prefix| {
-                    KeyRange::new(prefix, format!("{prefix}~"))
+                    KeyRange::new(prefix.to_string(), format!("{prefix}~"))
                 }),
                 from: Revision(from),
                 prev_kv: false,
@@ -278,7 +280,7 @@ impl Member {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             }
-            let began = format!("watch {} {from}", prefix.unwrap_or("*"));
+            let began = format!("watch {} {from}", prefix.unwrap_or('*'));
             self.recorder.note(client, began);
             let mut left = rng.random_range(500..10_000_usize);
             while left > 0 {
@@ -295,17 +297,62 @@ impl Member {
         }
     }
 
-    /// A write behind all others; returns its revision.
-    async fn mark(&self) -> i64 {
+    /// Writes, however often it takes; returns the revision.
+    async fn write(&self, name: &str, ask: impl Fn(&str) -> Ask) -> i64 {
         for count in 0.. {
-            let value = format!("n{}mark{count}", self.process);
-            let key = "z".to_owned();
-            let ask = Ask::Put { key, value };
-            if let Heard::Done { revision, .. } = self.ask(0, &ask).await {
+            let ask = ask(&format!("n{}{name}{count}", self.process));
+            if let Heard::Done { revision, .. } = self.ask(SELF, &ask).await {
                 return revision;
             }
         }
         unreachable!("it tries on and on")
+    }
+
+    /// Changes the cluster.
+    async fn change(&self, words: &[&str]) -> Result<(), Failure> {
+        let id = |word: &str| NodeId(word.parse().expect("a node"));
+        let (changed, if_done_before) = match *words {
+            ["split", key] => {
+                let key = Bytes::from(key.to_owned());
+                let child = self.node.split(key, CHANGE_WITHIN).await;
+                (child.map(drop), None)
+            }
+            ["remove", node] => {
+                let removed = self.node.member_remove(id(node), CHANGE_WITHIN);
+                (removed.await, Some(MemberReject::NotFound))
+            }
+            ["add", node, address] => {
+                let address = address.to_owned();
+                let learner = true;
+                let member = Joining { address, learner };
+                let added = self.node.member_add(id(node), member, CHANGE_WITHIN);
+                (added.await, Some(MemberReject::Exists))
+            }
+            ["promote", node] => {
+                let promoted = self.node.member_promote(id(node), CHANGE_WITHIN);
+                (promoted.await, Some(MemberReject::NotLearner))
+            }
+            _ => panic!("what is {words:?}?"),
+        };
+        match changed {
+            Err(Failure::Member(reject)) if Some(reject) == if_done_before => Ok(()),
+            changed => changed,
+        }
+    }
+
+    /// What each replica here has.
+    fn contents(&self) -> Vec<Content> {
+        let map = self.node.map();
+        let ranges = map.iter().flat_map(|map| map.ranges());
+        let contents = ranges.filter_map(|(placed, _)| {
+            let (index, hash) = self.node.content(placed.group)?;
+            Some(Content {
+                group: placed.group.0,
+                index: index.0,
+                hash: format!("{:x}-{:x}", hash.keys, hash.records),
+            })
+        });
+        contents.collect()
     }
 
     /// All events and, in the end, keys, as of a revision.
@@ -340,95 +387,5 @@ impl Member {
             }
         }
         dump
-    }
-}
-
-fn choose(rng: &mut SmallRng, known: &BTreeMap<String, i64>, value: String) -> Ask {
-    let letter = LETTERS[rng.random_range(0..LETTERS.len())];
-    let number = rng.random_range(0..KEYS);
-    let key = format!("{letter}{number}");
-    match rng.random_range(0..100) {
-        0..35 => Ask::Put { key, value },
-        35..45 => Ask::Delete { key },
-        45..60 => Ask::Swap {
-            modified: known.get(&key).copied().unwrap_or_default(),
-            key,
-            value,
-        },
-        60..70 => Ask::Pair {
-            keys: [key, format!("{letter}{}", (number + 1) % KEYS)],
-            value,
-        },
-        70..82 => Ask::Read { key: Some(key) },
-        82..88 => Ask::Read { key: None },
-        88..94 => Ask::Local { key: Some(key) },
-        _ => Ask::Local { key: None },
-    }
-}
-
-fn keys(key: Option<&str>) -> KeyRange {
-    key.map_or(KeyRange::all(), |key| KeyRange::one(key.to_owned()))
-}
-
-fn request(ask: &Ask) -> Request {
-    let put = |key: &str, value: &str, prev_kv| Put {
-        key: key.to_owned().into(),
-        value: value.to_owned().into(),
-        prev_kv,
-        ..Put::default()
-    };
-    match ask {
-        Ask::Put { key, value } => Request::Put(put(key, value, true)),
-        Ask::Delete { key } => Request::DeleteRange(DeleteRange {
-            keys: keys(Some(key)),
-            prev_kv: true,
-        }),
-        Ask::Swap {
-            key,
-            modified,
-            value,
-        } => Request::Txn(Txn {
-            compare: vec![Compare {
-                keys: keys(Some(key)),
-                operand: Operand::Modified(*modified),
-                relation: Relation::Equal,
-            }],
-            success: vec![Op::Put(put(key, value, false))],
-            failure: vec![Op::Range(Range::of(keys(Some(key))))],
-        }),
-        Ask::Pair { keys, value } => Request::Txn(Txn {
-            success: keys
-                .iter()
-                .map(|key| Op::Put(put(key, value, false)))
-                .collect(),
-            ..Txn::default()
-        }),
-        Ask::Read { key } | Ask::Local { key } => Request::Range(Range::of(keys(key.as_deref()))),
-    }
-}
-
-fn heard(answer: Result<Answer, Failure>) -> Heard {
-    let kvs = |kvs: &[pontoon_engine::KeyValue]| kvs.iter().map(Kv::from).collect();
-    let (revision, changed, kvs) = match answer {
-        Ok(Answer::Range(answer)) => (answer.revision, false, kvs(&answer.kvs)),
-        Ok(Answer::Put(answer)) => (answer.revision, true, kvs(answer.prev_kv.as_slice())),
-        Ok(Answer::DeleteRange(answer)) => {
-            (answer.revision, answer.deleted > 0, kvs(&answer.prev_kvs))
-        }
-        Ok(Answer::Txn(answer)) => {
-            let found = match &answer.answers[..] {
-                [Answer::Range(found)] => kvs(&found.kvs),
-                _ => Vec::new(),
-            };
-            (answer.revision, answer.succeeded, found)
-        }
-        Ok(Answer::LeaseRevoke(_)) => unreachable!("nobody asks for it"),
-        Err(failure) if failure.is_certain() => return Heard::Failed(failure.to_string()),
-        Err(failure) => return Heard::Unknown(failure.to_string()),
-    };
-    Heard::Done {
-        revision: revision.0,
-        changed,
-        kvs,
     }
 }

@@ -8,7 +8,7 @@ const ONE: &str = "\
 20 0 ok 2 1 -
 21 0 ask put a0 v2
 30 0 ok 3 1 a0=v1@2.2.1
-31 0 ask pair c0 c1 v3
+31 0 ask together v3 c0 c1
 40 0 ok 4 1 -
 41 0 ask read *
 50 0 ok 4 0 a0=v2@2.3.2;c0=v3@4.4.1;c1=v3@4.4.1
@@ -73,7 +73,11 @@ fn what_is_wrong_is_seen() {
         // An acknowledged write that is not there, or is another.
         ("nothing is lost", "ok 3 1 a0=v1", "ok 9 1 a0=v1"),
         ("nothing is lost", "ask put a0 v2", "ask put a0 v0"),
-        ("nothing is lost", "ask pair c0 c1 v3", "ask pair c1 c0 v3"),
+        (
+            "nothing is lost",
+            "ask together v3 c0 c1",
+            "ask together v3 c1 c0",
+        ),
         (
             "nothing is lost",
             "21 0 ask put a0 v2\n30 0 ok 3",
