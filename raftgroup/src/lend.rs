@@ -72,10 +72,10 @@ impl Inner {
             Answered::Lease(LeaseAnswered::Revoked(revision))
             | Answered::Answer(Answer::LeaseRevoke(revision)) => {
                 // Its keys may have been anywhere.
-                let replicas = self.replicas();
-                replicas
-                    .iter()
-                    .for_each(|replica| replica.answered(revision));
+                let map = self.cluster.borrow().map.clone();
+                for (placed, _) in map.iter().flat_map(|map| map.ranges()) {
+                    self.answers.note(placed.group, revision);
+                }
                 Ok(revision)
             }
             _ => Err(Failure::LeaderChanged),

@@ -32,7 +32,7 @@ use crate::mend::Gate;
 use crate::message::{Heard, Message};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{Begin, Tenders, Timing};
-use crate::read::ReadPoints;
+use crate::read::{Answers, ReadPoints};
 use crate::replica::{Note, Replica};
 use crate::runtime::Scope;
 use crate::sequence::Role;
@@ -178,6 +178,7 @@ pub(crate) struct Inner {
     pub(crate) told: Mutex<Told>,
     pub(crate) sequencing: Role,
     pub(crate) read_points: ReadPoints,
+    pub(crate) answers: Answers,
     pub(crate) watches: Watches,
 }
 
@@ -236,6 +237,7 @@ impl Node {
             told: Mutex::default(),
             sequencing: Role::default(),
             read_points: ReadPoints::default(),
+            answers: Answers::default(),
             watches: Watches::default(),
             config,
         });

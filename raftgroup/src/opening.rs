@@ -156,6 +156,7 @@ pub(crate) async fn follow_map(node: Arc<Inner>) {
                 };
                 if let Some(parent) = placed.parent {
                     node.watches.split(parent, placed.group, &keys);
+                    node.answers.split(parent, placed.group);
                 }
                 match node.open_replica(placed.group, begin).await {
                     Ok(_) => {}

@@ -1,6 +1,7 @@
 //! Reads: linearizable ones at a confirmed point (rule 9), serializable ones
 //! at what the replicas here have passed (rule 16).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -29,6 +30,29 @@ pub(crate) struct ReadPoints(Mutex<Gathering>);
 struct Gathering {
     waiting: Vec<oneshot::Sender<Option<ReadPoint>>>,
     running: bool,
+}
+
+/// The highest revision that clients of this member were told of each group,
+/// also while there is no replica of it here (rule 16).
+#[derive(Default)]
+pub(crate) struct Answers(Mutex<BTreeMap<GroupId, Revision>>);
+
+impl Answers {
+    /// A client was told of a revision.
+    pub(crate) fn note(&self, group: GroupId, revision: Revision) {
+        let mut answers = self.0.lock();
+        let last = answers.entry(group).or_default();
+        *last = revision.max(*last);
+    }
+
+    pub(crate) fn last(&self, group: GroupId) -> Revision {
+        self.0.lock().get(&group).copied().unwrap_or_default()
+    }
+
+    /// What was told of a group was told of what is split off from it.
+    pub(crate) fn split(&self, parent: GroupId, child: GroupId) {
+        self.note(child, self.last(parent));
+    }
 }
 
 impl Inner {
@@ -326,7 +350,7 @@ impl Inner {
         }
         let floor = self.floor();
         let behind = replicas.iter().any(|replica| {
-            revision < replica.answered_last() || revision < replica.group.store().floor()
+            revision < self.answers.last(replica.id) || revision < replica.group.store().floor()
         });
         if behind || revision < Revision::FIRST {
             return Ok(None);
@@ -350,7 +374,7 @@ impl Inner {
             }
         }
         for replica in &replicas {
-            replica.answered(revision);
+            self.answers.note(replica.id, revision);
         }
         Ok(Some(join(wanted, answers)))
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -48,8 +48,6 @@ pub(crate) struct Replica {
     pub(crate) follow: Arc<Follow>,
     pub(crate) jobs: mpsc::Sender<Job>,
     pub(crate) notes: mpsc::UnboundedSender<Note>,
-    /// The highest revision that this member has answered from here (rule 16).
-    answered: AtomicI64,
     /// What it held when replicas were last compared.
     pub(crate) compared: Mutex<Option<Compared>>,
     /// Writes that it has proposed as a leader.
@@ -114,7 +112,6 @@ impl Replica {
             follow,
             jobs,
             notes,
-            answered: AtomicI64::new(0),
             compared: Mutex::default(),
             writes: AtomicU64::new(0),
             busy: AtomicBool::new(true),
@@ -137,16 +134,6 @@ impl Replica {
                 job.finish(Err(Declined::NotLeader(None)));
             }
         }
-    }
-
-    /// Notes that a client was told a revision of this group.
-    pub(crate) fn answered(&self, revision: Revision) {
-        self.answered.fetch_max(revision.0, Ordering::AcqRel);
-    }
-
-    /// The highest revision that a client was told here.
-    pub(crate) fn answered_last(&self) -> Revision {
-        Revision(self.answered.load(Ordering::Acquire))
     }
 
     pub(crate) fn applied(&self) -> LogIndex {

@@ -113,9 +113,7 @@ impl Inner {
                 .await;
             match outcome {
                 Ok(done) => {
-                    if let Some(replica) = self.replica(group) {
-                        self.acknowledge(&replica, &done, deadline).await;
-                    }
+                    self.acknowledge(group, &done, deadline).await;
                     return Ok(done);
                 }
                 Err(Declined::Moved) => return Err(Undone::Moved),
@@ -223,18 +221,21 @@ impl Inner {
         }
     }
 
-    /// Answers after the replica here has it too, so that the client finds it
-    /// here (rule 16).
-    async fn acknowledge(&self, replica: &Replica, done: &Done, deadline: Instant) {
-        if replica.applied() < done.index {
+    /// Answers after the replica here, if there is one, has it too, so that the
+    /// client finds it here (rule 16).
+    async fn acknowledge(&self, group: GroupId, done: &Done, deadline: Instant) {
+        if let Some(replica) = self.replica(group)
+            && replica.applied() < done.index
+        {
             // If it takes too long: it is done all the same, and reads here wait.
             let _ = tokio::time::timeout_at(deadline, replica.group.wait_applied(done.index)).await;
         }
-        replica.answered(match &done.answer {
+        let revision = match &done.answer {
             Answered::Compacted(revision) => *revision,
             Answered::Answer(answer) => revision_of(answer),
             _ => return,
-        });
+        };
+        self.answers.note(group, revision);
     }
 
     /// Does work that another node sent here.

@@ -269,6 +269,7 @@ async fn make(
     let gone = |_| "the copy has ended".to_owned();
     copied.await.map_err(gone)??;
     node.watches.split(parent.id, child, keys);
+    node.answers.split(parent.id, child);
     let replica = node
         .open_replica(child, Begin::Born)
         .await

@@ -244,7 +244,9 @@ impl WatchStream {
                 return;
             };
             // What a client was told of has happened before.
-            let told = replicas.iter().map(|replica| replica.answered_last());
+            let told = replicas
+                .iter()
+                .map(|replica| self.node.answers.last(replica.id));
             let told = told.max().unwrap_or_default();
             let passed = self.passed(&replicas);
             let state = place.state.get_mut();

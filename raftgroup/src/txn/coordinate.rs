@@ -149,9 +149,7 @@ impl Inner {
 
     /// A client is told of a revision in these groups (rule 16).
     fn told_of(&self, groups: impl Iterator<Item = GroupId>, revision: Revision) {
-        for replica in groups.filter_map(|group| self.replica(group)) {
-            replica.answered(revision);
-        }
+        groups.for_each(|group| self.answers.note(group, revision));
     }
 
     /// One attempt under latches.

@@ -1,7 +1,9 @@
 //! Rule 16: what a member says of what it has.
 
+use bytes::Bytes;
 use pontoon_engine::{KeyRange, Range};
 use pontoon_raftgroup::GroupId;
+use tokio::task::spawn_local;
 
 use crate::cluster::{Client, Cluster, LONG, ROOT, SHORT, pause, simulate, soon, value};
 
@@ -85,5 +87,38 @@ fn rule_16_a_member_never_tells_a_lower_revision_than_before() {
             }
         }
         assert!(found > 50, "{found}");
+    });
+}
+
+#[test]
+fn rule_16_what_was_told_of_a_range_holds_for_what_is_split_off() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f"]).await;
+        cluster.node(1).put("n", "1").await;
+        for n in 0..20 {
+            cluster.node(1).put("a", &n.to_string()).await;
+        }
+        pause(300).await;
+        let node = cluster.node(3);
+        let mut told = 0;
+        let mut look = async || {
+            if let Ok(answer) = node.get_here("n").await {
+                let (_, at) = value(&answer);
+                assert!(at >= told, "{at} after {told}");
+                told = at;
+            }
+        };
+        look().await;
+        let other = cluster.node(1);
+        let split = spawn_local(async move { other.split(Bytes::from("m"), LONG).await });
+        while !split.is_finished() {
+            look().await;
+            pause(1).await;
+        }
+        for _ in 0..100 {
+            look().await;
+            pause(1).await;
+        }
+        assert!(told > 20, "{told}");
     });
 }
