@@ -523,11 +523,7 @@ impl<'a> Lead<'a> {
             Note::RootTxn { ask, reply } => self.root_txn(ask, reply).await,
             Note::Split(splitting) => self.freeze(splitting),
             Note::Found { txn, fate } => self.found(txn, fate),
-            Note::Revoked {
-                lease,
-                revision,
-                groups,
-            } => self.revoked(lease, revision, &groups),
+            Note::Revoked { lease, revision } => self.revoked(lease, revision),
         }
     }
 

@@ -200,6 +200,15 @@ impl Leases {
         self.0.lock().get(&id).cloned()
     }
 
+    /// All groups that may have keys which hang on it; `None` if it is gone.
+    pub(crate) fn groups_of(&self, name: LeaseName) -> Option<BTreeSet<GroupId>> {
+        let leases = self.0.lock();
+        let lease = leases.get(&name.id);
+        let lease = lease.filter(|lease| lease.birth == name.birth)?;
+        let groups = lease.groups.iter().copied();
+        Some(groups.chain([GroupId::ROOT]).collect())
+    }
+
     pub(crate) fn ids(&self) -> Vec<i64> {
         self.0.lock().keys().copied().collect()
     }

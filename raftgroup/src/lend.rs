@@ -7,9 +7,7 @@ use pontoon_engine::{Answer, Reject, Request, Revision};
 use tokio::time::Instant;
 
 use crate::error::Failure;
-use crate::lease::{
-    LeaseAnswered, LeaseGranted, LeaseName, LeaseStatus, LeaseWork, TTL_SECS_MAX, gone_step,
-};
+use crate::lease::{LeaseAnswered, LeaseGranted, LeaseName, LeaseStatus, LeaseWork, TTL_SECS_MAX};
 use crate::map::{RangeMap, Touches};
 use crate::message::{Answered, Done, Work};
 use crate::node::Inner;
@@ -187,23 +185,17 @@ impl Inner {
         name: LeaseName,
     ) {
         let mut revision = None;
-        let mut registered = Vec::new();
         loop {
             let leadership = *root.group.leadership().borrow();
             if !leadership.ready || leadership.term != term {
                 return;
             }
-            let lease = self.leases.get(name.id);
-            let Some(lease) = lease.filter(|lease| lease.birth == name.birth) else {
+            if self.leases.groups_of(name).is_none() {
                 break;
-            };
+            }
             if revision.is_none() {
-                let mut groups = vec![GroupId::ROOT];
-                groups.extend(lease.groups.iter().filter(|group| !group.is_root()));
-                registered = lease.groups;
                 let deadline = Instant::now() + 4 * self.timing.call;
-                let gone = gone_step(name.id);
-                match self.revoke_once(name.id, &groups, gone, deadline).await {
+                match self.revoke_once(name, deadline).await {
                     Ok(None) => break,
                     Ok(done) => revision = done,
                     // What became of it will be seen; then it is tried anew.
@@ -213,10 +205,7 @@ impl Inner {
             // The decision takes the lease with it.
             tokio::time::sleep(RETRY).await;
         }
-        let _ = root.notes.send(Note::Revoked {
-            lease: name,
-            revision,
-            groups: registered,
-        });
+        let lease = name;
+        let _ = root.notes.send(Note::Revoked { lease, revision });
     }
 }

@@ -79,12 +79,10 @@ pub(crate) enum Note {
     },
     /// A quorum has copied what is to be split off.
     Split(Splitting),
-    /// A lease was revoked, at a revision if keys hung on it in one of the
-    /// groups.
+    /// A lease was revoked, at a revision if keys hung on it.
     Revoked {
         lease: LeaseName,
         revision: Option<Revision>,
-        groups: Vec<GroupId>,
     },
 }
 

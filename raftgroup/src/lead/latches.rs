@@ -5,10 +5,11 @@
 //!   writes before it, a write for the latches before it. So nobody starves,
 //!   and since latches are taken in the order of the groups, nobody waits in
 //!   a circle.
-//! - A latch is held only when no write to its keys is on its way.
+//! - A latch is held only when no write to its keys is on its way; one of a
+//!   lease only when no transaction before it may still hang keys on it.
 
 use bytes::Bytes;
-use pontoon_engine::{Effect, Effects, KeyRange, Revision, Step, Txn};
+use pontoon_engine::{Effects, KeyRange, Revision, Step, Txn};
 use tokio::time::Instant;
 
 use crate::map::Touches;
@@ -22,7 +23,7 @@ pub(super) struct Latch {
     pub(super) keys: Vec<KeyRange>,
     /// Whatever names this lease waits too.
     pub(super) lease: Option<i64>,
-    /// The leases that it will hang keys on.
+    /// The leases that its changes hang keys on, once they are known.
     pub(super) names: Vec<i64>,
     pub(super) state: State,
     /// When it is given up; not once it is prepared.
@@ -94,13 +95,6 @@ impl Latches {
         });
     }
 
-    /// The keys of those who will hang some on a lease.
-    pub(super) fn keys_naming(&self, lease: i64) -> impl Iterator<Item = &KeyRange> {
-        let names = self.list.iter();
-        let names = names.filter(move |latch| latch.names.contains(&lease));
-        names.flat_map(|latch| &latch.keys)
-    }
-
     pub(super) fn get(&self, txn: TxnId) -> Option<&Latch> {
         self.list.iter().find(|latch| latch.txn == txn)
     }
@@ -138,14 +132,25 @@ impl Latches {
     /// Waiting latches that nothing before them overlaps, as far as what is
     /// here is concerned.
     pub(super) fn next(&self) -> Vec<TxnId> {
-        let free = self.list.iter().enumerate().filter(|(at, latch)| {
-            matches!(latch.state, State::Waiting { .. })
-                && !self.list[..*at].iter().any(|other| other.meets(latch))
-                && !self.blocked.iter().any(|(arrival, touches, _)| {
-                    *arrival < latch.arrival && latch.overlaps(touches)
-                })
-        });
-        free.map(|(_, latch)| latch.txn).collect()
+        let free = self.list.iter().filter(|latch| self.is_free(latch));
+        free.map(|latch| latch.txn).collect()
+    }
+
+    /// Whether it is still one of those.
+    pub(super) fn is_next(&self, txn: TxnId) -> bool {
+        self.get(txn).is_some_and(|latch| self.is_free(latch))
+    }
+
+    fn is_free(&self, latch: &Latch) -> bool {
+        // More keys may hang on a lease than when its latch came, so one that
+        // came later may hold them.
+        let goes_first = |other: &Latch| other.arrival < latch.arrival || !other.is_waiting();
+        let mut others = self.list.iter().filter(|other| other.txn != latch.txn);
+        let mut blocked = self.blocked.iter();
+        latch.is_waiting()
+            && !others.any(|other| goes_first(other) && other.meets(latch))
+            && !blocked
+                .any(|(arrival, touches, _)| *arrival < latch.arrival && latch.overlaps(touches))
     }
 
     pub(super) fn remove(&mut self, txn: TxnId) -> Option<Latch> {
@@ -195,6 +200,10 @@ impl Latches {
 }
 
 impl Latch {
+    fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting { .. })
+    }
+
     fn may_expire(&self) -> bool {
         !matches!(self.state, State::Preparing(_) | State::Prepared(_))
     }
@@ -206,22 +215,16 @@ impl Latch {
     }
 
     fn meets(&self, other: &Self) -> bool {
-        (self.lease.is_some() && self.lease == other.lease) || meet(&self.keys, &other.keys)
+        let names = |one: &Self, lease| one.lease == Some(lease) || one.names.contains(&lease);
+        self.lease.is_some_and(|lease| names(other, lease))
+            || other.lease.is_some_and(|lease| names(self, lease))
+            || meet(&self.keys, &other.keys)
     }
 }
 
 fn meet(some: &[KeyRange], others: &[KeyRange]) -> bool {
     some.iter()
         .any(|keys| others.iter().any(|other| keys.overlaps(other)))
-}
-
-/// The leases that effects hang keys on.
-pub(super) fn named(effects: &Effects) -> Vec<i64> {
-    let leases = effects.iter().filter_map(|effect| match effect {
-        Effect::Put { lease, .. } if *lease != 0 => Some(*lease),
-        _ => None,
-    });
-    leases.collect()
 }
 
 /// Just these keys.
@@ -294,6 +297,25 @@ mod tests {
         assert!(latches.block(names, job()).is_none());
         assert!(latches.block(touches("k"), job()).is_none());
         assert!(latches.block(touches("other"), job()).is_some());
+    }
+
+    #[test]
+    fn rule_13_a_latch_of_a_lease_waits_for_what_may_hang_keys_on_it() {
+        let mut latches = Latches::default();
+        let hangs = TxnId((0, 1));
+        let until = Instant::now();
+        latches.add(hangs, keys("a", "b"), None, State::Held, until);
+        latches.iter_mut().for_each(|latch| latch.names.push(7));
+        let revokes = wait(&mut latches, 2, keys("c", "d"));
+        latches.get_mut(revokes).expect("it waits").lease = Some(7);
+        assert!(!latches.is_next(revokes));
+        latches.remove(hangs);
+        assert_eq!(latches.next(), [revokes]);
+        // Another one holds a key that hangs on the lease since.
+        let later = TxnId((0, 3));
+        latches.add(later, keys("e", "f"), None, State::Held, until);
+        latches.get_mut(revokes).expect("it waits").keys = keys("e", "f");
+        assert!(!latches.is_next(revokes));
     }
 
     #[test]

@@ -379,20 +379,9 @@ impl Lead<'_> {
     }
 
     /// A lease was revoked at a revision, or nothing hangs on it.
-    pub(super) fn revoked(
-        &mut self,
-        name: LeaseName,
-        revision: Option<Revision>,
-        groups: &[GroupId],
-    ) {
+    pub(super) fn revoked(&mut self, name: LeaseName, revision: Option<Revision>) {
         let still = self.node.leases.get(name.id);
         match still.filter(|lease| lease.birth == name.birth) {
-            // A lease without keys takes no revision, so nobody has noticed if
-            // one of its groups was split meanwhile.
-            Some(lease) if lease.groups != groups || self.splits.holds_leases() => {
-                let jobs = self.lessor.driven.remove(&name.id).unwrap_or_default();
-                return self.drive(name.id, &lease, jobs);
-            }
             Some(_) if revision.is_none() => return self.change_lease(name.id, None, None),
             Some(_) => {}
             None => {

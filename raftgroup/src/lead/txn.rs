@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pontoon_engine::{
-    Answer, EngineError, Pending, Request, Revision, Step, Ticket, Txn, evaluate,
+    Answer, Effect, Effects, EngineError, KeyRange, Pending, Request, Revision, Step, Ticket, Txn,
+    evaluate,
 };
 use tokio::time::Instant;
 
 use super::evaluate::{REQUEST_BYTES_MAX, effects_bytes};
-use super::latches::{Prepared, State, each, named};
+use super::latches::{Prepared, State, each};
 use super::{Flight, Freight, Lead, Source};
 use crate::codec::Wire;
 use crate::link::Reply;
@@ -92,6 +93,7 @@ impl Lead<'_> {
                 self.txns.tidy_at = Some(now + TIDY_AFTER);
                 continue;
             }
+            let staged = self.replica.group.store().staged(record.revision);
             let state = State::Prepared(Prepared {
                 revision: record.revision,
                 participants: record.participants,
@@ -99,10 +101,9 @@ impl Lead<'_> {
                 ask_at: now,
                 asking: false,
             });
-            let staged = self.replica.group.store().staged(record.revision);
             self.latches.add(txn, record.keys, None, state, now);
-            if let (Some(latch), Some(staged)) = (self.latches.get_mut(txn), staged) {
-                latch.names = named(&staged.effects);
+            if let (Some(staged), Some(latch)) = (staged, self.latches.get_mut(txn)) {
+                latch.names = leases_of(&staged.effects);
             }
         }
         Ok(())
@@ -183,26 +184,26 @@ impl Lead<'_> {
                 }
                 (keys, None)
             }
-            Hold::Lease(lease) => {
-                // What hangs on it, or will with what is on its way; nothing
-                // more is attached once the latch is in line.
-                let mut keys: Vec<_> = self.pending.keys_of_lease(lease).cloned().collect();
-                let found = self.replica.group.store().lease_keys(lease, &mut |key| {
-                    keys.push(bytes::Bytes::copy_from_slice(key));
-                });
-                if let Err(error) = found {
+            Hold::Lease(lease) => match self.keys_of_lease(lease) {
+                Ok(keys) => (keys, Some(lease)),
+                Err(error) => {
                     tracing::error!("group {}: {error}", self.replica.id);
                     return job.finish(Err(Declined::Again));
                 }
-                // Also what an undecided transaction will hang on it.
-                let mut keys = each(keys);
-                keys.extend(self.latches.keys_naming(lease).cloned());
-                (keys, Some(lease))
-            }
+            },
         };
         let state = State::Waiting { job, probe };
         let until = Instant::now() + within;
         self.latches.add(txn, keys, lease, state, until);
+    }
+
+    /// What hangs on a lease, or will with what is on its way.
+    fn keys_of_lease(&self, lease: i64) -> Result<Vec<KeyRange>, EngineError> {
+        let mut keys: Vec<_> = self.pending.keys_of_lease(lease).cloned().collect();
+        self.replica.group.store().lease_keys(lease, &mut |key| {
+            keys.push(bytes::Bytes::copy_from_slice(key));
+        })?;
+        Ok(each(keys))
     }
 
     /// Gives latches to those whose turn it is.
@@ -212,6 +213,15 @@ impl Lead<'_> {
             return;
         }
         for txn in self.latches.next() {
+            let lease = self.latches.get(txn).and_then(|latch| latch.lease);
+            // What was before it in line may have hung more on the lease.
+            let hanging = lease.map(|lease| self.keys_of_lease(lease));
+            if let (Some(Ok(keys)), Some(latch)) = (hanging, self.latches.get_mut(txn)) {
+                latch.keys = keys;
+            }
+            if !self.latches.is_next(txn) {
+                continue;
+            }
             let Some(latch) = self.latches.get_mut(txn) else {
                 continue;
             };
@@ -293,7 +303,7 @@ impl Lead<'_> {
                 };
                 let effects = evaluated.effects;
                 if let Some(latch) = self.latches.get_mut(txn) {
-                    latch.names = named(&effects);
+                    latch.names = leases_of(&effects);
                     latch.state = State::Evaluated { effects, then };
                 }
                 TxnAnswered::Evaluated {
@@ -778,6 +788,15 @@ const TIDY_AFTER: Duration = Duration::from_secs(10);
 
 /// So many are looked at in one go.
 const TIDY_MAX: usize = 256;
+
+/// The leases that changes hang keys on.
+fn leases_of(effects: &Effects) -> Vec<i64> {
+    let leases = effects.iter().filter_map(|effect| match effect {
+        Effect::Put { lease, .. } => Some(*lease).filter(|lease| *lease != 0),
+        Effect::Delete { .. } => None,
+    });
+    leases.collect()
+}
 
 /// How many changes an op made, by its answer.
 fn changes(answer: &Answer) -> u32 {

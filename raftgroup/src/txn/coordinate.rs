@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use pontoon_engine::{Answer, Reject, Request, Revision, Step, Txn};
+use pontoon_engine::{Answer, Reject, Request, Revision, Txn};
 use tokio::time::Instant;
 
 use super::finish::fate_of;
@@ -19,7 +19,7 @@ use super::plan::{Path, Plan};
 use super::{Fate, Hold, Part, Participant, TxnAnswered, TxnAsk, TxnAsked, TxnId, TxnWork, as_txn};
 use crate::error::Failure;
 use crate::lead::is_read_only;
-use crate::lease::LeaseName;
+use crate::lease::{LeaseName, gone_step};
 use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Message, Outcome, Work};
 use crate::node::Inner;
@@ -470,15 +470,13 @@ impl Inner {
     /// One attempt to delete all that hangs on a lease, and the lease (rule 13).
     pub(crate) async fn revoke_once(
         self: &Arc<Self>,
-        lease: i64,
-        groups: &[GroupId],
-        gone: Step,
+        lease: LeaseName,
         deadline: Instant,
     ) -> Result<Option<Revision>, Tried> {
         let txn = self.new_txn();
         let mut latched = BTreeMap::new();
         let tried = self
-            .revoke_under_latches(txn, lease, groups, gone, &mut latched, deadline)
+            .revoke_under_latches(txn, lease, &mut latched, deadline)
             .await;
         if !matches!(tried, Ok(Some(_))) {
             self.unlatch(txn, latched.keys().copied());
@@ -489,62 +487,72 @@ impl Inner {
     async fn revoke_under_latches(
         self: &Arc<Self>,
         txn: TxnId,
-        lease: i64,
-        groups: &[GroupId],
-        gone: Step,
+        lease: LeaseName,
         latched: &mut BTreeMap<GroupId, Term>,
         deadline: Instant,
     ) -> Result<Option<Revision>, Tried> {
         let map = self.map_known(deadline).await.map_err(Tried::Failed)?;
-        for group in groups {
-            let hold = Hold::Lease(lease);
+        let groups = self.leases.groups_of(lease).ok_or(Tried::Again)?;
+        for group in &groups {
+            let hold = Hold::Lease(lease.id);
             let probe = Txn::default();
             latched.insert(*group, Term(0));
             let held = self.latch(txn, *group, map.version, hold, probe, deadline);
             latched.insert(*group, held.await?.0);
         }
-        let mut root = LogIndex(u64::MAX);
-        let mut counts = Vec::new();
-        let mut next = 0;
-        for group in groups {
+        let (mut oldest, mut newest) = (LogIndex(u64::MAX), LogIndex(0));
+        let mut counts = BTreeMap::new();
+        for group in &groups {
             let then = match group.is_root() {
-                true => vec![gone.clone()],
+                true => vec![gone_step(lease.id)],
                 false => Vec::new(),
             };
             let work = TxnWork::Evaluate {
-                part: Part::Revoke(lease, then),
+                part: Part::Revoke(lease.id, then),
                 newest: Revision(0),
                 own: None,
             };
             let work = Work::Txn { txn, work };
             let done = self.work_once(*group, map.version, work, deadline).await?;
-            let Answered::Txn(TxnAnswered::Evaluated {
-                changes, root: at, ..
-            }) = done.answer
-            else {
+            let Answered::Txn(TxnAnswered::Evaluated { changes, root, .. }) = done.answer else {
                 return Err(Tried::Again);
             };
-            root = root.min(at);
-            let count: u32 = changes.iter().sum();
-            counts.push((next, count));
-            next += count;
+            (oldest, newest) = (oldest.min(root), newest.max(root));
+            counts.insert(*group, changes.iter().sum::<u32>());
         }
+        // A group may have been split before it was latched: then its child
+        // has a part of the keys. From now on none can be.
+        if !self.root_catches_up(newest).await
+            || self.leases.groups_of(lease).as_ref() != Some(&groups)
+        {
+            return Err(Tried::Again);
+        }
+        let map = self.map_known(deadline).await.map_err(Tried::Failed)?;
+        // In the order of the keys, as if they were in one group.
+        let mut participants = Vec::new();
+        let mut next = 0;
+        for (placed, _) in map.ranges() {
+            if let (Some(term), Some(count)) =
+                (latched.get(&placed.group), counts.get(&placed.group))
+            {
+                let run = (*count > 0).then_some((next, *count));
+                participants.push(Participant {
+                    group: placed.group,
+                    term: *term,
+                    places: run.into_iter().collect(),
+                });
+                next += count;
+            }
+        }
+        participants.sort_unstable_by_key(|participant| participant.group);
         if next == 0 {
             return Ok(None);
         }
-        let participants = latched
-            .iter()
-            .zip(counts)
-            .map(|((group, term), run)| Participant {
-                group: *group,
-                term: *term,
-                places: if run.1 > 0 { vec![run] } else { Vec::new() },
-            });
         let ask = TxnAsk {
             epoch: Term(0),
             txn,
-            participants: participants.collect(),
-            root,
+            participants,
+            root: oldest,
             leases: Vec::new(),
             exactly: None,
         };
