@@ -559,7 +559,6 @@ impl<'a> Lead<'a> {
         self.expire_leases();
         self.hold_latches();
         self.propose_decisions().await;
-        self.propose_leases().await;
         self.advance_splits(cluster).await;
         self.change_members(cluster).await;
         self.propose_comparison().await;
@@ -570,6 +569,8 @@ impl<'a> Lead<'a> {
                 break;
             }
         }
+        // What was evaluated may end leases.
+        self.propose_leases().await;
         if !self.draining {
             self.compact(cluster).await;
         }

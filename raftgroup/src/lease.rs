@@ -129,6 +129,13 @@ wire!(struct LeaseRecord { birth, ttl_secs, revoking, groups });
 const PREFIX: &[u8] = b"lease/";
 
 impl LeaseRecord {
+    pub(crate) fn name(&self, id: i64) -> LeaseName {
+        LeaseName {
+            id,
+            birth: self.birth,
+        }
+    }
+
     pub(crate) fn step(&self, id: i64) -> Step {
         Step::Record {
             name: name(id),
@@ -264,14 +271,19 @@ impl Deadlines {
         self.order.insert((end, name.id));
     }
 
-    pub(crate) fn remove(&mut self, id: i64) {
-        if let Some((_, end)) = self.ends.remove(&id) {
+    /// Removes what has this id, if it is so.
+    pub(crate) fn remove_if(&mut self, id: i64, is_so: impl Fn(&LeaseName) -> bool) {
+        if let Some((birth, end)) = self.ends.get(&id).copied()
+            && is_so(&LeaseName { id, birth })
+        {
+            self.ends.remove(&id);
             self.order.remove(&(end, id));
         }
     }
 
-    pub(crate) fn end(&self, id: i64) -> Option<Instant> {
-        self.ends.get(&id).map(|(_, end)| *end)
+    pub(crate) fn end(&self, name: LeaseName) -> Option<Instant> {
+        let (birth, end) = self.ends.get(&name.id)?;
+        (*birth == name.birth).then_some(*end)
     }
 
     /// When the next one ends.
@@ -315,22 +327,22 @@ mod tests {
         deadlines.extend(one, after(5));
         deadlines.extend(two, after(3));
         deadlines.extend(one, after(4));
-        assert_eq!(deadlines.end(1), Some(after(5)));
+        assert_eq!(deadlines.end(one), Some(after(5)));
         deadlines.extend(two, after(9));
         assert_eq!(deadlines.next(), Some(after(5)));
         assert_eq!(deadlines.pop(after(4)), None);
         assert_eq!(deadlines.pop(after(5)), Some(one));
         assert_eq!(deadlines.pop(after(5)), None);
-        // Another one with the same id begins anew.
-        deadlines.extend(
-            LeaseName {
-                id: 2,
-                birth: (2, 1),
-            },
-            after(1),
-        );
-        assert_eq!(deadlines.end(2), Some(after(1)));
-        deadlines.remove(2);
+        // Another one with the same id begins anew, whatever becomes of the first.
+        let again = LeaseName {
+            id: 2,
+            birth: (2, 1),
+        };
+        deadlines.extend(again, after(1));
+        deadlines.remove_if(2, |name| *name == two);
+        assert_eq!(deadlines.end(two), None);
+        assert_eq!(deadlines.end(again), Some(after(1)));
+        deadlines.remove_if(2, |name| *name == again);
         assert_eq!(deadlines.next(), None);
     }
 }

@@ -54,7 +54,8 @@ impl Lead<'_> {
                 job.finish(Err(Declined::NoSpace));
                 continue;
             }
-            let Some((job, names)) = self.admit(job) else {
+            let job = self.revoke_otherwise(job);
+            let Some((job, names)) = job.and_then(|job| self.admit(job)) else {
                 continue;
             };
             let Work::Request(request) = &job.work else {

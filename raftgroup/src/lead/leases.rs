@@ -42,9 +42,9 @@ pub(super) struct Lessor {
     /// that has it.
     proposed: BTreeMap<i64, (Option<u64>, Option<LeaseRecord>)>,
     /// Their time is over, and they are not gone yet.
-    ending: BTreeSet<i64>,
+    ending: BTreeSet<LeaseName>,
     /// Revoked in several groups by a task of their own, for those who wait.
-    driven: BTreeMap<i64, Vec<Job>>,
+    driven: BTreeMap<LeaseName, Vec<Job>>,
     /// Questions that wait for the next round, and those that have theirs.
     asked: Vec<(Job, Instant)>,
     confirming: Vec<(Job, Instant)>,
@@ -92,17 +92,14 @@ impl Lead<'_> {
         }
         for (id, lease) in self.node.leases.all() {
             match lease.revoking {
-                true => self.drive(id, &lease, Vec::new()),
+                true => self.drive(lease.name(id), Vec::new()),
                 false => self.extend(id, &lease, Instant::now()),
             }
         }
     }
 
     fn extend(&mut self, id: i64, lease: &LeaseRecord, from: Instant) {
-        let name = LeaseName {
-            id,
-            birth: lease.birth,
-        };
+        let name = lease.name(id);
         let secs = u32::try_from(lease.ttl_secs).unwrap_or(u32::MAX);
         let end = from.checked_add(self.node.config.second * secs);
         // One that lives longer than the clock counts is looked at again.
@@ -232,22 +229,47 @@ impl Lead<'_> {
 
     fn revoke(&mut self, id: i64, mut job: Job) {
         let Some(mut lease) = self.lease(id).filter(|lease| !lease.revoking) else {
-            return self.refuse(Reject::LeaseNotFound, job);
+            // It goes; that it is gone is not said before it is.
+            return match self.node.leases.alive(id) {
+                Some(_) => job.finish(Err(Declined::Again)),
+                None => self.refuse(Reject::LeaseNotFound, job),
+            };
         };
-        if lease.groups.is_empty() {
-            // Its keys are all here: a write like any other.
+        if self.is_simple(&lease) {
             job.work = Work::Request(Request::LeaseRevoke(id));
             return self.held.push_back(job);
         }
         lease.revoking = true;
+        let name = lease.name(id);
         self.change_lease(id, Some(lease), None);
-        self.lessor.driven.entry(id).or_default().push(job);
+        self.lessor.driven.entry(name).or_default().push(job);
+    }
+
+    /// Whether revoking it is a write like any other: all its keys are here,
+    /// and no transaction over groups may have to do with them.
+    fn is_simple(&self, lease: &LeaseRecord) -> bool {
+        lease.groups.is_empty() && self.latches.is_empty()
+    }
+
+    /// Takes back a revocation that isn't such a write any more; gives back
+    /// what is no such thing.
+    pub(super) fn revoke_otherwise(&mut self, job: Job) -> Option<Job> {
+        let Work::Request(Request::LeaseRevoke(id)) = job.work else {
+            return Some(job);
+        };
+        match self.lease(id) {
+            Some(lease) if !self.is_simple(&lease) => {
+                self.revoke(id, job);
+                None
+            }
+            _ => Some(job),
+        }
     }
 
     fn register_here(&mut self, name: LeaseName, group: GroupId, job: Job) {
         let lease = self.lease(name.id);
         let lease = lease.filter(|lease| lease.birth == name.birth && !lease.revoking);
-        let Some(mut lease) = lease.filter(|_| !self.lessor.ending.contains(&name.id)) else {
+        let Some(mut lease) = lease.filter(|_| !self.lessor.ending.contains(&name)) else {
             return self.refuse(Reject::LeaseNotFound, job);
         };
         if !lease.groups.contains(&group) {
@@ -276,7 +298,16 @@ impl Lead<'_> {
         let id = self.launched;
         let mut steps = Vec::new();
         let mut waiting = Vec::new();
-        for change in std::mem::take(&mut self.lessor.queue) {
+        for mut change in std::mem::take(&mut self.lessor.queue) {
+            // A split may have registered a child since.
+            if let Some(record) = &mut change.record
+                && let Some(known) = self.node.leases.get(change.id)
+                && known.birth == record.birth
+            {
+                record.groups.extend(known.groups);
+                record.groups.sort_unstable();
+                record.groups.dedup();
+            }
             steps.push(match &change.record {
                 Some(record) => record.step(change.id),
                 None => gone_step(change.id),
@@ -319,30 +350,38 @@ impl Lead<'_> {
             .collect();
         for id in ids {
             self.lessor.proposed.remove(&id);
-            match self.node.leases.get(id) {
-                None => {
-                    self.lessor.deadlines.remove(id);
-                    self.lessor.ending.remove(&id);
-                    let index = self.replica.applied();
-                    let revoked = LeaseAnswered::Revoked(self.newest());
-                    for job in self.lessor.driven.remove(&id).into_iter().flatten() {
-                        job.finish(Ok(done(revoked.clone(), index)));
-                    }
-                }
-                Some(lease) if lease.revoking => {
-                    let jobs = self.lessor.driven.remove(&id).unwrap_or_default();
-                    self.drive(id, &lease, jobs);
-                }
-                Some(lease) => {
-                    // A revocation was not taken; those who asked ask again.
-                    for job in self.lessor.driven.remove(&id).into_iter().flatten() {
-                        job.finish(Err(Declined::Again));
-                    }
-                    if self.lessor.deadlines.end(id).is_none() {
-                        self.extend(id, &lease, Instant::now());
-                    }
-                }
+            let lease = self.node.leases.get(id);
+            self.forget_gone(id, lease.as_ref());
+            let Some(lease) = lease else {
+                continue;
+            };
+            let name = lease.name(id);
+            let jobs = self.lessor.driven.remove(&name).unwrap_or_default();
+            if lease.revoking {
+                self.drive(name, jobs);
+                continue;
             }
+            // A revocation was not taken; those who asked ask again.
+            for job in jobs {
+                job.finish(Err(Declined::Again));
+            }
+            if self.lessor.deadlines.end(name).is_none() {
+                self.extend(id, &lease, Instant::now());
+            }
+        }
+    }
+
+    /// Forgets what had this id and is gone.
+    fn forget_gone(&mut self, id: i64, lease: Option<&LeaseRecord>) {
+        let still = lease.map(|lease| lease.birth);
+        let is_gone = |name: &LeaseName| name.id == id && Some(name.birth) != still;
+        self.lessor.deadlines.remove_if(id, is_gone);
+        self.lessor.ending.retain(|name| !is_gone(name));
+        let gone = self.lessor.driven.extract_if(.., |name, _| is_gone(name));
+        let jobs: Vec<_> = gone.flat_map(|(_, jobs)| jobs).collect();
+        let (index, revision) = (self.replica.applied(), self.newest());
+        for job in jobs {
+            job.finish(Ok(done(LeaseAnswered::Revoked(revision), index)));
         }
     }
 
@@ -366,12 +405,8 @@ impl Lead<'_> {
     }
 
     /// Revokes a lease that may have keys in several groups.
-    fn drive(&mut self, id: i64, lease: &LeaseRecord, jobs: Vec<Job>) {
-        self.lessor.driven.insert(id, jobs);
-        let name = LeaseName {
-            id,
-            birth: lease.birth,
-        };
+    fn drive(&mut self, name: LeaseName, jobs: Vec<Job>) {
+        self.lessor.driven.insert(name, jobs);
         let (node, replica, term) = (Arc::clone(self.node), Arc::clone(self.replica), self.term);
         self.node.scope.spawn(async move {
             node.drive_revocation(&replica, term, name).await;
@@ -380,21 +415,20 @@ impl Lead<'_> {
 
     /// A lease was revoked at a revision, or nothing hangs on it.
     pub(super) fn revoked(&mut self, name: LeaseName, revision: Option<Revision>) {
-        let still = self.node.leases.get(name.id);
-        match still.filter(|lease| lease.birth == name.birth) {
-            Some(_) if revision.is_none() => return self.change_lease(name.id, None, None),
-            Some(_) => {}
-            None => {
-                self.lessor.deadlines.remove(name.id);
-                self.lessor.ending.remove(&name.id);
+        let lease = self.node.leases.get(name.id);
+        let still = lease
+            .as_ref()
+            .is_some_and(|lease| lease.birth == name.birth);
+        if still && revision.is_none() {
+            return self.change_lease(name.id, None, None);
+        }
+        if let Some(revision) = revision {
+            let index = self.replica.applied();
+            for job in self.lessor.driven.remove(&name).into_iter().flatten() {
+                job.finish(Ok(done(LeaseAnswered::Revoked(revision), index)));
             }
         }
-        let revision = revision.unwrap_or(self.newest());
-        let index = self.replica.applied();
-        for job in self.lessor.driven.remove(&name.id).into_iter().flatten() {
-            let revoked = LeaseAnswered::Revoked(revision);
-            job.finish(Ok(done(revoked, index)));
-        }
+        self.forget_gone(name.id, lease.as_ref());
     }
 
     /// Ends leases whose time is over, some at a time.
@@ -416,11 +450,11 @@ impl Lead<'_> {
             };
             // Until it is gone it is looked at again.
             self.lessor.deadlines.extend(name, now + RETRY);
-            self.lessor.ending.insert(name.id);
+            self.lessor.ending.insert(name);
             if lease.revoking || self.lessor.proposed.contains_key(&name.id) {
                 continue;
             }
-            if lease.groups.is_empty() {
+            if self.is_simple(&lease) {
                 let (reply, _) = oneshot::channel();
                 let work = Work::Request(Request::LeaseRevoke(name.id));
                 self.held.push_back(Job { work, reply });
@@ -453,53 +487,54 @@ impl Lead<'_> {
                     job.finish(Err(Declined::NotLeader(None)));
                     continue;
                 }
-                Work::Lease(LeaseWork::KeepAlive { id }) if self.is_going(*id) => {
-                    // Whether it goes is decided soon.
-                    job.finish(Err(Declined::Again));
-                    continue;
-                }
                 Work::Lease(LeaseWork::KeepAlive { id }) => {
-                    LeaseAnswered::Alive(self.keep_alive(*id, came))
+                    let alive = self.keep_alive(*id, came);
+                    alive.map(LeaseAnswered::Alive)
                 }
-                Work::Lease(LeaseWork::Status { id }) => LeaseAnswered::Status(self.status(*id)),
+                Work::Lease(LeaseWork::Status { id }) => {
+                    let known = self.status(*id);
+                    known.map(LeaseAnswered::Status)
+                }
                 _ => continue,
             };
-            job.finish(Ok(done(answered, index)));
+            job.finish(answered.map(|answered| done(answered, index)));
         }
         self.ask_alive();
     }
 
-    /// Whether its end is on its way and not certain yet.
-    fn is_going(&self, id: i64) -> bool {
-        let goes = |record: &Option<LeaseRecord>| {
-            let record = record.as_ref();
-            record.is_none_or(|lease| lease.revoking)
+    /// The lease, if it is alive. One that is about to go is gone only when
+    /// that is in the log: until then nobody can say.
+    fn certain(&self, id: i64) -> Result<Option<LeaseRecord>, Declined> {
+        let lease = self.node.leases.get(id).filter(|lease| !lease.revoking);
+        let Some(lease) = lease else {
+            return Ok(None);
         };
-        let proposed = self.lessor.proposed.get(&id);
-        let known = self.node.leases.get(id);
-        known.is_some_and(|lease| !lease.revoking)
-            && (proposed.is_some_and(|(_, record)| goes(record))
-                || self.lessor.ending.contains(&id))
-    }
-
-    fn keep_alive(&mut self, id: i64, came: Instant) -> Option<i64> {
-        let lease = self.lease(id)?;
-        if lease.revoking || self.lessor.ending.contains(&id) {
-            return None;
+        let goes = self.lease(id).is_none_or(|lease| lease.revoking);
+        match goes || self.lessor.ending.contains(&lease.name(id)) {
+            true => Err(Declined::Again),
+            false => Ok(Some(lease)),
         }
-        self.extend(id, &lease, came);
-        Some(lease.ttl_secs)
     }
 
-    fn status(&self, id: i64) -> Option<LeaseKnown> {
-        let lease = self.node.leases.get(id).filter(|lease| !lease.revoking)?;
-        let end = self.lessor.deadlines.end(id)?;
-        let left = end.saturating_duration_since(Instant::now());
-        let left = left.as_nanos() / self.node.config.second.as_nanos();
-        Some(LeaseKnown {
+    fn keep_alive(&mut self, id: i64, came: Instant) -> Result<Option<i64>, Declined> {
+        let Some(lease) = self.certain(id)? else {
+            return Ok(None);
+        };
+        self.extend(id, &lease, came);
+        Ok(Some(lease.ttl_secs))
+    }
+
+    fn status(&self, id: i64) -> Result<Option<LeaseKnown>, Declined> {
+        let Some(lease) = self.certain(id)? else {
+            return Ok(None);
+        };
+        let end = self.lessor.deadlines.end(lease.name(id));
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let left = left.unwrap_or_default().as_nanos() / self.node.config.second.as_nanos();
+        Ok(Some(LeaseKnown {
             left_secs: i64::try_from(left).unwrap_or(i64::MAX),
             granted_secs: lease.ttl_secs,
             groups: lease.groups,
-        })
+        }))
     }
 }

@@ -62,7 +62,7 @@ impl SplitsHere {
 
     /// Nothing of leases may change while the map is.
     pub(super) fn holds_leases(&self) -> bool {
-        self.noting || !self.jobs.is_empty()
+        self.noting || self.is_frozen() || !self.jobs.is_empty()
     }
 
     pub(super) fn due(&self) -> Option<Instant> {

@@ -207,14 +207,23 @@ fn refusal_is_due(history: &History, operation: &Operation) -> Result<(), String
             let mut later = history.truth.changes(&keys, told + 1, i64::MAX);
             absent || later.any(|(_, _, changed)| changed.kv.is_none())
         }
-        // Somebody else asked for the same id, or the same one, without an answer.
+        // It was granted before, and may not be gone for good yet.
         (Reject::LeaseExists, Asked::Grant { id, .. }) => {
-            let mut others = history.operations.iter();
-            others.any(|other| {
-                other.invoked < operation.returned
-                    && other.invoked != operation.invoked
-                    && matches!(&other.asked, Asked::Grant { id: same, .. } if same == id)
-            })
+            let granted = |other: &&Operation| {
+                matches!(&other.asked, Asked::Grant { id: same, .. } if same == id)
+                    && !matches!(other.outcome, Outcome::Failed(_))
+                    && other.invoked < operation.returned
+            };
+            let revoked = |grant: &Operation| {
+                let mut before = before.clone();
+                before.any(|other| {
+                    matches!(&other.asked, Asked::Revoke(same) if same == id)
+                        && matches!(other.outcome, Outcome::Answer(_))
+                        && grant.returned < other.invoked
+                })
+            };
+            let mut grants = history.operations.iter().filter(granted);
+            grants.any(|grant| !revoked(grant))
         }
         (Reject::FutureRevision | Reject::DuplicateKey | Reject::LeaseNotFound, _) => true,
         _ => false,
