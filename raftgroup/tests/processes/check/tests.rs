@@ -66,7 +66,22 @@ fn a_history_that_is_right() {
     assert_eq!(Dump::parse(DUMP).expect("it is one").to_string(), DUMP);
 }
 
-/// Replaces something in what was seen, and expects a promise to be broken.
+/// A promise that is broken if something is replaced by something else.
+type Wrong = (&'static str, &'static str, &'static str);
+
+fn all_are_seen(texts: [&str; 3], wrong: &[Wrong]) {
+    for (promise, right, wrong) in wrong {
+        let tampered = texts.map(|text| text.replacen(right, wrong, 1));
+        assert_ne!(tampered, texts, "{right:?} is not there");
+        let broken = broken(&seen(&tampered[0], &tampered[1], &tampered[2]));
+        let named = |broken: &String| broken.contains(promise);
+        assert!(
+            broken.iter().any(named),
+            "{wrong:?} instead of {right:?}: {broken:?}"
+        );
+    }
+}
+
 #[test]
 fn what_is_wrong_is_seen() {
     let wrong = [
@@ -200,16 +215,109 @@ fn what_is_wrong_is_seen() {
         ),
         ("the dump is a history", "state c0=v6@4.7.2", "state -"),
     ];
-    for (promise, right, wrong) in wrong {
-        let texts = [ONE, OTHER, DUMP].map(|text| text.replacen(right, wrong, 1));
-        assert_ne!(texts, [ONE, OTHER, DUMP], "{right:?} is not there");
-        let broken = broken(&seen(&texts[0], &texts[1], &texts[2]));
-        let named = |broken: &String| broken.contains(promise);
-        assert!(
-            broken.iter().any(named),
-            "{wrong:?} instead of {right:?}: {broken:?}"
-        );
-    }
+    all_are_seen([ONE, OTHER, DUMP], &wrong);
+}
+
+/// Three accounts; the second process was killed with two transfers under
+/// way, of which one was done.
+const BANK: &str = "\
+10 9 ask together 100/open a0 b0 c0
+20 9 ok 2 1 -
+21 0 ask transfer a0 2 90/t1 c0 2 110/t1
+30 0 ok 3 1 -
+31 0 ask transfer a0 2 80/t2 b0 2 120/t2
+40 0 ok 3 0 a0=90/t1@2.3.2;b0=100/open@2.2.1
+41 0 ask read *
+50 0 ok 3 0 a0=90/t1@2.3.2;b0=100/open@2.2.1;c0=110/t1@2.3.2
+51 0 ask local *
+60 0 ok 3 0 a0=90/t1@2.3.2;b0=100/open@2.2.1;c0=110/t1@2.3.2
+";
+
+const OTHER_BANK: &str = "\
+1 0 ask read *
+2 0 ok 1 0 -
+100 0 ask transfer b0 2 95/t3 c0 3 115/t3
+100 1 ask transfer a0 3 85/t4 b0 2 105/t4
+";
+
+const BANK_DUMP: &str = "\
+event +a0=100/open@2.2.1 -
+event +b0=100/open@2.2.1 -
+event +c0=100/open@2.2.1 -
+event +a0=90/t1@2.3.2 a0=100/open@2.2.1
+event +c0=110/t1@2.3.2 c0=100/open@2.2.1
+event +b0=95/t3@2.4.2 b0=100/open@2.2.1
+event +c0=115/t3@2.4.3 c0=110/t1@2.3.2
+state a0=90/t1@2.3.2;b0=95/t3@2.4.2;c0=115/t3@2.4.3
+";
+
+#[test]
+fn what_is_wrong_with_transfers_is_seen() {
+    let texts = [BANK, OTHER_BANK, BANK_DUMP];
+    assert_eq!(broken(&seen(texts[0], texts[1], texts[2])), [""; 0]);
+    let wrong = [
+        // One half of a transfer, acknowledged or not, or done twice.
+        (
+            "nothing is lost",
+            "event +c0=110/t1@2.3.2 c0=100/open@2.2.1\n",
+            "",
+        ),
+        (
+            "nothing is invented or doubled",
+            "event +c0=115/t3@2.4.3 c0=110/t1@2.3.2\n",
+            "",
+        ),
+        (
+            "nothing is invented or doubled",
+            "state",
+            "event +b0=95/t3@2.5.3 b0=95/t3@2.4.2\n\
+             event +c0=115/t3@2.5.4 c0=115/t3@2.4.3\nstate",
+        ),
+        ("nothing is lost", "30 0 ok 3 1 -", "30 0 ok 4 1 -"),
+        // What was done at another state than it says, and the reverse.
+        (
+            "answers are the replayed state",
+            "90/t1 c0 2 110/t1",
+            "90/t1 c0 1 110/t1",
+        ),
+        (
+            "answers are the replayed state",
+            "ask transfer a0 2 80/t2",
+            "ask transfer a0 3 80/t2",
+        ),
+        (
+            "answers are the replayed state",
+            "40 0 ok 3 0 a0=90/t1@2.3.2;",
+            "40 0 ok 3 0 ",
+        ),
+        // Money from nowhere.
+        (
+            "money is neither made nor lost",
+            "50 0 ok 3 0 a0=90/t1@2.3.2;",
+            "50 0 ok 3 0 a0=91/t1@2.3.2;",
+        ),
+        (
+            "money is neither made nor lost",
+            "60 0 ok 3 0 a0=90/t1@2.3.2;",
+            "60 0 ok 3 0 ",
+        ),
+        ("money is neither made nor lost", "c0=115/t3", "c0=116/t3"),
+    ];
+    all_are_seen(texts, &wrong);
+}
+
+#[test]
+fn replicas_that_differ_at_an_entry_are_seen() {
+    let mut seen = seen(ONE, OTHER, DUMP);
+    let contents = |node, text| {
+        let contents = Content::parse_all(text).expect("it is one");
+        contents.into_iter().map(move |content| (node, content))
+    };
+    seen.contents.extend(contents(1, "0@5=f-1;1@7=e-2"));
+    seen.contents.extend(contents(2, "0@6=d-3;1@7=e-2"));
+    assert_eq!(broken(&seen), [""; 0]);
+    seen.contents.extend(contents(3, "0@5=f-1;1@7=e-3"));
+    assert!(broken(&seen)[0].contains("1@7=e-3 on node 3, e-2 on node 1"));
 }
 
 #[test]
