@@ -176,7 +176,13 @@ fn summary(seen: &Seen) -> String {
         .filter_map(|step| step.heard_at)
         .collect();
     acknowledged.sort_unstable();
-    let gaps = acknowledged.windows(2).map(|two| (two[1] - two[0], two[0]));
+    let gaps = acknowledged.windows(2).map(|two| {
+        let without_quorum = seen.alone.iter().map(|(from, to)| {
+            let (from, to) = (from.max(&two[0]), to.min(&two[1]));
+            to.saturating_sub(*from)
+        });
+        (two[1] - two[0] - without_quorum.sum::<u64>(), two[0])
+    });
     let (gap, gap_at) = gaps.max().unwrap_or_default();
     let gap = Duration::from_nanos(gap);
     let revisions = seen.dumps[0]
@@ -187,7 +193,7 @@ fn summary(seen: &Seen) -> String {
         "{} kills, {} times without quorum, {} splits, {} replaced; writes: {} acknowledged, {} changed \
          nothing, {} unknown, {} failed; reads: {} linearizable, {} serializable; {} watches with \
          {events} events; {} events in the end, newest revision {revisions}; longest time \
-         without an acknowledged write {gap:.1?} (from {gap_at} on)",
+         with a quorum and without an acknowledged write {gap:.1?} (from {gap_at} on)",
         seen.kills,
         seen.alone.len(),
         seen.splits,
