@@ -8,8 +8,10 @@
 
 pub mod allocations;
 pub mod appenders;
+pub mod bulk;
 pub mod child;
 pub mod lines;
+pub mod load;
 pub mod nodes;
 #[cfg(feature = "peers")]
 pub mod peer;

@@ -4,24 +4,25 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pontoon_engine::{Answer, Put, Request};
+use pontoon_engine::{Answer, Compare, KeyRange, Op, Operand, Put, Relation, Request, Txn};
 use pontoon_raftgroup::{
-    Config, Failure, GroupId, Network, Node, NodeId, Plain, Scope, SimNetwork, TcpConfig,
-    TcpNetwork,
+    Config, Failure, GroupId, Member as Known, Network, Node, NodeId, Plain, Scope, SimNetwork,
+    TcpConfig, TcpNetwork,
 };
 use pontoon_wal::disk::{Backend, Disk, RealDisk};
 use pontoon_wal::{Clock, SystemClock};
 use tokio::runtime::Runtime;
 
+use crate::load::Load;
 use crate::proc::CpuTime;
 use crate::samples::Samples;
 
 /// How long a request may take before a run fails.
-const WITHIN: Duration = Duration::from_secs(30);
+pub const WITHIN: Duration = Duration::from_secs(30);
 
 /// How long a cluster may take until it serves.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -68,7 +69,8 @@ impl Member {
 pub async fn alone(dir: &Path, groups: u64) -> io::Result<Member> {
     let members = BTreeMap::from([(NodeId(1), String::new())]);
     let network = SimNetwork::new(1).node(NodeId(1));
-    let member = open(dir, NodeId(1), members, groups, network).await?;
+    let config = config(dir, NodeId(1), members, groups);
+    let member = open(config, network).await?;
     serves(std::slice::from_ref(&member), groups).await?;
     Ok(member)
 }
@@ -77,8 +79,7 @@ pub async fn alone(dir: &Path, groups: u64) -> io::Result<Member> {
 pub async fn together(dir: &Path, count: u64, groups: u64) -> io::Result<Vec<Member>> {
     let mut networks = Vec::new();
     for id in (1..=count).map(NodeId) {
-        let config = TcpConfig::new(id, 1, SystemClock::default().random());
-        networks.push((id, TcpNetwork::bind("127.0.0.1:0", config, Plain)?));
+        networks.push((id, listen(id)?));
     }
     let addresses: BTreeMap<_, _> = networks
         .iter()
@@ -86,26 +87,47 @@ pub async fn together(dir: &Path, count: u64, groups: u64) -> io::Result<Vec<Mem
         .collect();
     let mut members = Vec::new();
     for (id, network) in networks {
-        members.push(open(dir, id, addresses.clone(), groups, network).await?);
+        let config = config(dir, id, addresses.clone(), groups);
+        members.push(open(config, network).await?);
     }
     serves(&members, groups).await?;
     Ok(members)
 }
 
-async fn open(
-    dir: &Path,
-    id: NodeId,
-    members: BTreeMap<NodeId, String>,
-    groups: u64,
-    network: Arc<dyn Network>,
-) -> io::Result<Member> {
-    let dir = dir.join(id.to_string());
-    std::fs::create_dir_all(&dir)?;
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(Backend::Auto, &dir)?);
+/// One more for nodes that are connected over loopback: it only listens.
+pub async fn join(dir: &Path, beside: &Member) -> io::Result<Member> {
+    let members = beside.node.members();
+    let id = NodeId(members.len() as u64 + 1);
+    let network = listen(id)?;
+    let address = network.address().to_string();
+    let known = Known {
+        address: address.clone(),
+        learner: true,
+    };
+    let added = beside.node.member_add(id, known, WITHIN).await;
+    added.map_err(io::Error::other)?;
+    let members = members.into_iter().map(|(id, known)| (id, known.address));
+    let mut config = config(dir, id, members.chain([(id, address)]).collect(), 1);
+    config.join = true;
+    open(config, network).await
+}
+
+fn listen(id: NodeId) -> io::Result<Arc<TcpNetwork>> {
+    let config = TcpConfig::new(id, 1, SystemClock::default().random());
+    TcpNetwork::bind("127.0.0.1:0", config, Plain)
+}
+
+fn config(dir: &Path, id: NodeId, members: BTreeMap<NodeId, String>, groups: u64) -> Config {
+    let mut config = Config::new(id, 1, dir.join(id.to_string()), members);
+    config.splits = splits(groups);
+    config
+}
+
+async fn open(config: Config, network: Arc<dyn Network>) -> io::Result<Member> {
+    std::fs::create_dir_all(&config.dir)?;
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(Backend::Auto, &config.dir)?);
     let clock = Arc::new(SystemClock::default());
     let scope = Scope::new(clock.random());
-    let mut config = Config::new(id, 1, dir, members);
-    config.splits = splits(groups);
     let node = Node::open(config, disk, clock, network, scope.clone()).await;
     let node = node.map_err(|error| io::Error::other(error.to_string()))?;
     Ok(Member { node, scope })
@@ -173,6 +195,33 @@ pub async fn put(node: &Node, key: Bytes, within: Duration) -> Result<(), Failur
     }
 }
 
+/// Compares one key and puts 256 bytes at both, as a transaction that always
+/// succeeds.
+pub async fn txn(node: &Node, keys: [Bytes; 2], within: Duration) -> Result<(), Failure> {
+    static VALUE: [u8; 256] = [7; 256];
+    let compare = Compare {
+        keys: KeyRange::one(keys[0].clone()),
+        operand: Operand::Version(-1),
+        relation: Relation::Greater,
+    };
+    let put = |key| {
+        Op::Put(Put {
+            key,
+            value: Bytes::from_static(&VALUE),
+            ..Put::default()
+        })
+    };
+    let request = Request::Txn(Txn {
+        compare: vec![compare],
+        success: keys.map(put).to_vec(),
+        failure: Vec::new(),
+    });
+    match node.request(request, within).await? {
+        Answer::Txn(answer) if answer.succeeded => Ok(()),
+        other => panic!("a transaction was answered with {other:?}"),
+    }
+}
+
 /// What clients do, all at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
@@ -198,37 +247,18 @@ pub struct Done {
 impl Clients {
     /// Each puts at keys all over, one after the other, to the nodes in turn.
     pub async fn put(self, members: &[Member]) -> io::Result<Done> {
-        let stop = Arc::new(AtomicBool::new(false));
         let log = members[0].node.log_counters();
         let log_busy = log.busy.load(Ordering::Relaxed);
-        let start = Instant::now();
         let cpu = CpuTime::now()?;
-        let clients = (0..self.count).map(|client| {
-            let node = members[client % members.len()].node.clone();
-            let stop = Arc::clone(&stop);
-            tokio::spawn(async move {
-                let mut samples = Samples::default();
-                let mut chance = client as u64 + 1;
-                while !stop.load(Ordering::Relaxed) {
-                    chance = chance
-                        .wrapping_mul(0x5851_f42d_4c95_7f2d)
-                        .wrapping_add(0x1405_7b7e);
-                    let asked = Instant::now();
-                    put(&node, key((chance >> 48) as u16), WITHIN).await?;
-                    samples.add(asked.elapsed());
-                }
-                Ok::<_, Failure>(samples)
-            })
+        let nodes: Vec<_> = members.iter().map(|member| member.node.clone()).collect();
+        let load = Load::closed(self.count, move |client, chance| {
+            let node = nodes[client % nodes.len()].clone();
+            async move {
+                put(&node, key((chance >> 16) as u16), WITHIN).await?;
+                Ok(true)
+            }
         });
-        let clients: Vec<_> = clients.collect();
-        tokio::time::sleep(self.time).await;
-        stop.store(true, Ordering::Relaxed);
-        let mut puts = Samples::default();
-        for client in clients {
-            let samples = client.await.map_err(io::Error::other)?;
-            puts.nanos.extend(samples.map_err(io::Error::other)?.nanos);
-        }
-        puts.elapsed = start.elapsed();
+        let puts = load.run(self.time).await?;
         let cpu = cpu.own_since()?;
         let log_busy = log.busy.load(Ordering::Relaxed) - log_busy;
         Ok(Done {
