@@ -52,8 +52,12 @@ const GROUPS: &[Group] = &[
         measure: |bench| watched(|| split::measure(bench)),
     },
     Group {
-        names: join::NAMES,
-        measure: |bench| watched(|| join::measure(bench)),
+        names: join::SNAPSHOT_NAMES,
+        measure: |bench| watched(|| join::by_snapshot(bench)),
+    },
+    Group {
+        names: join::LOG_NAMES,
+        measure: |bench| watched(|| join::by_log(bench)),
     },
 ];
 

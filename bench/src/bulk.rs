@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pontoon_engine::{Answer, Op, Put, Request, Txn};
@@ -15,10 +15,13 @@ use pontoon_raftgroup::{Failure, Node};
 
 use crate::load::Load;
 use crate::nodes::{WITHIN, key};
+use crate::proc;
 
 static VALUE: [u8; 1024] = [7; 1024];
 const CLIENTS: usize = 8;
 const PUTS_PER_TXN: u64 = 64;
+/// Longest that a full range is waited for.
+const REST_MAX: Duration = Duration::from_secs(20);
 
 /// Keys of a range, each with 1 KiB.
 #[derive(Clone, Debug)]
@@ -56,7 +59,7 @@ impl Bulk {
         format!("key/{place:04x}/{number:07}").into()
     }
 
-    /// Puts all keys.
+    /// Puts all keys, and returns when what that left to do is done.
     pub async fn fill(&self, node: &Node) -> io::Result<()> {
         let next = Arc::new(AtomicU64::new(0));
         let clients: Vec<_> = (0..CLIENTS)
@@ -83,7 +86,7 @@ impl Bulk {
             let filled = client.await.map_err(io::Error::other)?;
             filled.map_err(io::Error::other)?;
         }
-        Ok(())
+        at_rest().await
     }
 
     fn put(&self, number: u64) -> Put {
@@ -107,6 +110,20 @@ impl Bulk {
             }
         })
     }
+}
+
+/// Returns when nothing was written to disk for a while.
+async fn at_rest() -> io::Result<()> {
+    let (start, mut before) = (Instant::now(), u64::MAX);
+    while start.elapsed() < REST_MAX {
+        let written = proc::disk_written_bytes()?;
+        if written == before {
+            return Ok(());
+        }
+        before = written;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Ok(())
 }
 
 /// Asks again as long as it is not known to be done.

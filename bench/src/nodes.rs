@@ -77,6 +77,16 @@ pub async fn alone(dir: &Path, groups: u64) -> io::Result<Member> {
 
 /// Nodes that are connected over loopback, and serve.
 pub async fn together(dir: &Path, count: u64, groups: u64) -> io::Result<Vec<Member>> {
+    together_with(dir, count, groups, |_| {}).await
+}
+
+/// The same, set up in another way.
+pub async fn together_with(
+    dir: &Path,
+    count: u64,
+    groups: u64,
+    set_up: impl Fn(&mut Config),
+) -> io::Result<Vec<Member>> {
     let mut networks = Vec::new();
     for id in (1..=count).map(NodeId) {
         networks.push((id, listen(id)?));
@@ -87,7 +97,8 @@ pub async fn together(dir: &Path, count: u64, groups: u64) -> io::Result<Vec<Mem
         .collect();
     let mut members = Vec::new();
     for (id, network) in networks {
-        let config = config(dir, id, addresses.clone(), groups);
+        let mut config = config(dir, id, addresses.clone(), groups);
+        set_up(&mut config);
         members.push(open(config, network).await?);
     }
     serves(&members, groups).await?;
@@ -95,8 +106,8 @@ pub async fn together(dir: &Path, count: u64, groups: u64) -> io::Result<Vec<Mem
 }
 
 /// One more for nodes that are connected over loopback: it only listens.
-pub async fn join(dir: &Path, beside: &Member) -> io::Result<Member> {
-    let members = beside.node.members();
+pub async fn join(dir: &Path, beside: &Node) -> io::Result<Member> {
+    let members = beside.members();
     let id = NodeId(members.len() as u64 + 1);
     let network = listen(id)?;
     let address = network.address().to_string();
@@ -104,7 +115,7 @@ pub async fn join(dir: &Path, beside: &Member) -> io::Result<Member> {
         address: address.clone(),
         learner: true,
     };
-    let added = beside.node.member_add(id, known, WITHIN).await;
+    let added = beside.member_add(id, known, WITHIN).await;
     added.map_err(io::Error::other)?;
     let members = members.into_iter().map(|(id, known)| (id, known.address));
     let mut config = config(dir, id, members.chain([(id, address)]).collect(), 1);

@@ -76,6 +76,11 @@ pub fn disk_read_bytes() -> io::Result<u64> {
     field("/proc/self/io", "read_bytes:")
 }
 
+/// Bytes that were written to a disk for this process, or will be.
+pub fn disk_written_bytes() -> io::Result<u64> {
+    field("/proc/self/io", "write_bytes:")
+}
+
 /// Bytes that the process asked the kernel to read so far, from any source.
 pub fn read_bytes() -> io::Result<u64> {
     field("/proc/self/io", "rchar:")

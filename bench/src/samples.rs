@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     /// Nanoseconds of each operation, in no order.
-    pub nanos: Vec<u32>,
+    pub nanos: Vec<u64>,
     /// From the first start to the last end.
     pub elapsed: Duration,
 }
@@ -15,7 +15,7 @@ impl Samples {
     /// Notes one operation.
     pub fn add(&mut self, time: Duration) {
         self.nanos
-            .push(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
+            .push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Operations per second.
@@ -33,7 +33,7 @@ impl Samples {
         }
         let at = ((nanos.len() - 1) as f64 * share).round() as usize;
         let (_, value, _) = nanos.select_nth_unstable(at);
-        f64::from(*value) / 1e3
+        *value as f64 / 1e3
     }
 
     /// Whether something else held the loop up: single operations took so long

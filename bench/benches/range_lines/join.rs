@@ -1,7 +1,8 @@
 //! A new member gets all that a full range has, while it is written to.
 //!
 //! Kept true: it has caught up when it could be made a voter, and then, once
-//! nobody writes, it has the same content.
+//! nobody writes, it has the same content. It has a runtime of its own, so
+//! that where it waits for the disk nobody else does.
 
 use std::io;
 use std::path::Path;
@@ -12,9 +13,11 @@ use pontoon_bench::lines::{Line, Target};
 use pontoon_bench::nodes::{self, Member, WITHIN};
 use pontoon_bench::raw;
 use pontoon_bench::runner::Bench;
-use pontoon_raftgroup::{Failure, GroupId, MemberReject};
+use pontoon_raftgroup::{Config, Failure, GroupId, MemberReject};
+use tokio::runtime::Handle;
 
-pub(crate) const NAMES: &[&str] = &["join-rate", "join-puts"];
+pub(crate) const SNAPSHOT_NAMES: &[&str] = &["join-rate", "join-puts"];
+pub(crate) const LOG_NAMES: &[&str] = &["join-log-rate", "join-log-puts"];
 
 const ROUNDS: usize = 3;
 const BYTES: u64 = 1 << 30;
@@ -24,19 +27,52 @@ const PUTS_PER_SECOND: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(120);
 const MIB: f64 = (1 << 20) as f64;
 
-pub(crate) fn measure(bench: &Bench<'_>) -> io::Result<Vec<Line>> {
-    let mut rate = Line::new(
+/// The log is kept short, so it gets a checkpoint.
+pub(crate) fn by_snapshot(bench: &Bench<'_>) -> io::Result<Vec<Line>> {
+    let set_up = |config: &mut Config| {
+        config.log_entries_kept = 100;
+        config.log_bytes_max = 16 << 20;
+    };
+    let rate = Line::new(
         "join-rate",
         "bytes of keys and values per second to a new member, and raw sequential O_DIRECT writes",
         "MiB/s",
         Target::AtLeast(0.5),
     );
-    let mut puts = Line::new(
+    let puts = Line::new(
         "join-puts",
         "p99 of puts meanwhile, and before",
         "ms",
         Target::AtMost(2.0),
     );
+    rounds(bench, bench.scaled(BYTES), set_up, rate, puts)
+}
+
+/// The log has everything.
+pub(crate) fn by_log(bench: &Bench<'_>) -> io::Result<Vec<Line>> {
+    let set_up = |config: &mut Config| config.log_entries_kept = 1_000_000;
+    let rate = Line::new(
+        "join-log-rate",
+        "the same, a quarter of it, from the log",
+        "MiB/s",
+        Target::None,
+    );
+    let puts = Line::new(
+        "join-log-puts",
+        "p99 of puts meanwhile, and before",
+        "ms",
+        Target::None,
+    );
+    rounds(bench, bench.scaled(BYTES / 4), set_up, rate, puts)
+}
+
+fn rounds(
+    bench: &Bench<'_>,
+    bytes: u64,
+    set_up: fn(&mut Config),
+    mut rate: Line,
+    mut puts: Line,
+) -> io::Result<Vec<Line>> {
     for round in 0..ROUNDS {
         let file = bench.dir.join("raw");
         let start = Instant::now();
@@ -46,17 +82,18 @@ pub(crate) fn measure(bench: &Bench<'_>) -> io::Result<Vec<Line>> {
         let disk = raw::write_bandwidth(&file, 64 << 10, 16, false, time)?;
         std::fs::remove_file(file)?;
         let dir = bench.subdir(&format!("join-{round}"))?;
-        let runtime = nodes::runtime()?;
-        let joined = runtime.block_on(join(bench, &dir, &mut puts));
+        let bulk = Bulk::new(0..0x1_0000, bytes);
+        let (runtime, its_own) = (nodes::runtime()?, nodes::runtime()?);
+        let joined = join(bench, &dir, &bulk, set_up, its_own.handle(), &mut puts);
+        let joined = runtime.block_on(joined);
         runtime.shutdown_timeout(Duration::from_secs(1));
+        its_own.shutdown_timeout(Duration::from_secs(1));
         let joined = joined?;
-        rate.round(joined.bytes / MIB / joined.seconds, disk / MIB);
+        rate.round(bulk.bytes() as f64 / MIB / joined.seconds, disk / MIB);
         rate.aside("s", joined.seconds);
         rate.aside("MiB/s of a new file", new_file);
-        rate.aside(
-            "MiB of its tree",
-            tree_bytes(&dir.join("2/trees"))? as f64 / MIB,
-        );
+        let tree = tree_bytes(&dir.join("2/trees"))?;
+        rate.aside("MiB of its tree", tree as f64 / MIB);
         rate.aside("snapshots", joined.snapshots);
         std::fs::remove_dir_all(dir)?;
     }
@@ -64,24 +101,29 @@ pub(crate) fn measure(bench: &Bench<'_>) -> io::Result<Vec<Line>> {
 }
 
 struct Joined {
-    bytes: f64,
     seconds: f64,
     snapshots: f64,
 }
 
-async fn join(bench: &Bench<'_>, dir: &Path, puts: &mut Line) -> io::Result<Joined> {
-    let mut members = nodes::together(dir, 1, 1).await?;
+async fn join(
+    bench: &Bench<'_>,
+    dir: &Path,
+    bulk: &Bulk,
+    set_up: fn(&mut Config),
+    its_own: &Handle,
+    puts: &mut Line,
+) -> io::Result<Joined> {
+    let mut members = nodes::together_with(dir, 1, 1, set_up).await?;
     let first = members.remove(0);
-    let bulk = Bulk::new(0..0x1_0000, bench.scaled(BYTES));
     bulk.fill(&first.node).await?;
-    // What filling left to do is done.
-    tokio::time::sleep(bench.time(Duration::from_secs(6))).await;
     let load = bulk.load(&first.node, CLIENTS, PUTS_PER_SECOND);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let calm = Instant::now();
     tokio::time::sleep(bench.time(Duration::from_secs(5))).await;
     let asked = Instant::now();
-    let second = nodes::join(dir, &first).await?;
+    let (dir, node) = (dir.to_owned(), first.node.clone());
+    let second = its_own.spawn(async move { nodes::join(&dir, &node).await });
+    let second = second.await.map_err(io::Error::other)??;
     catches_up(&first, &second).await?;
     let done = Instant::now();
     let history = load.stop().await?;
@@ -94,7 +136,6 @@ async fn join(bench: &Bench<'_>, dir: &Path, puts: &mut Line) -> io::Result<Join
     puts.aside("p50 ms", meanwhile.micros(0.5) / 1e3);
     puts.aside("p50 ms before", before.micros(0.5) / 1e3);
     Ok(Joined {
-        bytes: bulk.bytes() as f64,
         seconds: (done - asked).as_secs_f64(),
         snapshots: snapshots as f64,
     })

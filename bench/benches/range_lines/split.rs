@@ -74,8 +74,6 @@ async fn split(bench: &Bench<'_>, dir: &Path, lines: &mut [Line; 3]) -> io::Resu
     own.fill(node).await?;
     other.fill(node).await?;
     let filled = start.elapsed();
-    // What filling left to do is done.
-    tokio::time::sleep(bench.time(Duration::from_secs(6))).await;
     let to_own = own.load(node, CLIENTS, PUTS_PER_SECOND);
     let to_other = other.load(node, CLIENTS, PUTS_PER_SECOND);
     tokio::time::sleep(AROUND).await;
