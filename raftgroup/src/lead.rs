@@ -737,6 +737,7 @@ impl<'a> Lead<'a> {
             self.held
                 .extend(batch.items.into_iter().map(|item| item.job));
         }
+        self.look_at_leases_again();
         let store = self.replica.group.store();
         self.draining = false;
         self.compacting = false;

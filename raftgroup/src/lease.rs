@@ -96,6 +96,21 @@ pub(crate) enum LeaseAnswered {
     Registered,
 }
 
+impl LeaseAnswered {
+    /// The same at a revision, if it has one.
+    pub(crate) fn at(self, revision: Revision) -> Self {
+        match self {
+            Self::Granted { id, ttl_secs, .. } => Self::Granted {
+                id,
+                ttl_secs,
+                revision,
+            },
+            Self::Revoked(_) => Self::Revoked(revision),
+            Self::Alive(_) | Self::Status(_) | Self::Registered => self,
+        }
+    }
+}
+
 wire!(enum LeaseAnswered {
     0 => Granted { id, ttl_secs, revision },
     1 => Revoked(revision),

@@ -202,7 +202,7 @@ impl Lead<'_> {
         let granted = LeaseAnswered::Granted {
             id,
             ttl_secs,
-            revision: self.newest(),
+            revision: Revision(0),
         };
         self.change_lease(id, Some(record), Some((job, granted)));
     }
@@ -296,6 +296,8 @@ impl Lead<'_> {
             return;
         }
         let id = self.launched;
+        // When it is applied, so is all that was proposed before.
+        let revision = self.newest().max(self.last);
         let mut steps = Vec::new();
         let mut waiting = Vec::new();
         for mut change in std::mem::take(&mut self.lessor.queue) {
@@ -315,7 +317,8 @@ impl Lead<'_> {
             // The last change of a lease is what it becomes.
             let proposed = (Some(id), change.record);
             self.lessor.proposed.insert(change.id, proposed);
-            waiting.extend(change.done);
+            let done = change.done;
+            waiting.extend(done.map(|(job, answered)| (job, answered.at(revision))));
         }
         let flight = Flight {
             id,
@@ -329,6 +332,24 @@ impl Lead<'_> {
             }
         })
         .await;
+    }
+
+    /// What was proposed had no effect: that nothing hangs on a lease, as
+    /// things would have been, is looked at again.
+    pub(super) fn look_at_leases_again(&mut self) {
+        for change in std::mem::take(&mut self.lessor.queue) {
+            match change {
+                Change {
+                    id,
+                    record: None,
+                    done: Some((job, _)),
+                } => {
+                    self.lessor.proposed.remove(&id);
+                    self.held.push_back(job);
+                }
+                other => self.lessor.queue.push(other),
+            }
+        }
     }
 
     /// Whether nothing about leases is on its way into the log.
@@ -400,7 +421,7 @@ impl Lead<'_> {
         let Work::Request(Request::LeaseRevoke(id)) = job.work else {
             return;
         };
-        let revoked = LeaseAnswered::Revoked(self.newest());
+        let revoked = LeaseAnswered::Revoked(Revision(0));
         self.change_lease(id, None, Some((job, revoked)));
     }
 
