@@ -102,7 +102,7 @@ impl Bulk {
     pub fn load(&self, node: &Node, clients: usize, per_second: u32) -> Load {
         let (bulk, node) = (self.clone(), node.clone());
         Load::paced(clients, per_second, move |_, chance| {
-            let number = u64::from(chance) * bulk.count >> 32;
+            let number = (u64::from(chance) * bulk.count) >> 32;
             let (put, node) = (bulk.put(number), node.clone());
             async move {
                 until_served(&node, Request::Put(put)).await?;

@@ -15,6 +15,9 @@ use crate::position::{GroupId, Term};
 use crate::replica::{Note, Replica};
 use crate::route::Undone;
 
+/// Before it is looked whether a lease is gone that was revoked.
+const SOON: Duration = Duration::from_millis(5);
+
 /// Before a revocation that came to nothing is tried again.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -203,7 +206,8 @@ impl Inner {
                 }
             }
             // The decision takes the lease with it.
-            tokio::time::sleep(RETRY).await;
+            let pause = if revision.is_some() { SOON } else { RETRY };
+            tokio::time::sleep(pause).await;
         }
         let lease = name;
         let _ = root.notes.send(Note::Revoked { lease, revision });

@@ -110,7 +110,7 @@ async fn ask(node: Node, kind: Kind, client: usize, chance: u32) -> Result<bool,
             nodes::txn(&node, keys, WITHIN).await?;
         }
         Kind::Cross => nodes::txn(&node, [first, key(other, client, at)], WITHIN).await?,
-        Kind::Mixed if chance % 100 == 0 => {
+        Kind::Mixed if chance.is_multiple_of(100) => {
             nodes::txn(&node, [first, key(other, client, at)], WITHIN).await?;
             return Ok(false);
         }

@@ -65,9 +65,14 @@ fn done(answered: LeaseAnswered, index: LogIndex) -> Done {
 }
 
 impl Lessor {
+    /// Whether so many are being revoked, or about to be, that others wait.
+    fn is_busy(&self) -> bool {
+        self.driven.len() + self.proposed.len() >= DRIVEN_MAX
+    }
+
     pub(super) fn due(&self) -> Option<Instant> {
         let next = self.deadlines.next();
-        next.filter(|_| self.driven.len() < DRIVEN_MAX)
+        next.filter(|_| !self.is_busy())
     }
 
     /// Ends it; returns the jobs for which nothing was done. Those whose lease
@@ -459,7 +464,7 @@ impl Lead<'_> {
         }
         let now = Instant::now();
         for _ in 0..EXPIRED_MAX {
-            if self.lessor.driven.len() >= DRIVEN_MAX {
+            if self.lessor.is_busy() {
                 return;
             }
             let Some(name) = self.lessor.deadlines.pop(now) else {
