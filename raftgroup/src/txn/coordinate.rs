@@ -330,7 +330,7 @@ impl Inner {
                 }
             }
             if let Some(reject) = path.first_refusal(&refused) {
-                return Err(self.refusal(reject, deadline).await);
+                return Err(self.refusal(reject, path).await);
             }
             if !ungranted {
                 return Ok(evaluated);
@@ -344,19 +344,22 @@ impl Inner {
         }
     }
 
-    /// A refusal by what the participants knew of the root group counts only
-    /// if nobody knows better (rule 15).
-    async fn refusal(self: &Arc<Self>, reject: Reject, deadline: Instant) -> Tried {
+    /// A refusal by what a participant knew of leases counts only if this node,
+    /// once it knows all that was acknowledged, knows no better (rule 15).
+    async fn refusal(self: &Arc<Self>, reject: Reject, path: &Path<'_>) -> Tried {
         if reject != Reject::LeaseNotFound {
             return Tried::Failed(reject.into());
         }
         let Some(point) = self.read_point().await else {
             return Tried::Again;
         };
-        let _ = deadline;
-        match self.root_catches_up(point.root).await {
-            true => Tried::Failed(reject.into()),
-            false => Tried::Again,
+        if !self.root_catches_up(point.root).await {
+            return Tried::Again;
+        }
+        let mut named = path.leases();
+        match named.all(|lease| self.leases.alive(lease).is_some()) {
+            true => Tried::Again,
+            false => Tried::Failed(reject.into()),
         }
     }
 

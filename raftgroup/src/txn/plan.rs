@@ -207,6 +207,14 @@ impl Path<'_> {
             .any(|leaf| matches!(leaf.op, Op::Range(range) if range.revision != 0))
     }
 
+    /// The leases that its puts name.
+    pub(super) fn leases(&self) -> impl Iterator<Item = i64> {
+        self.leaves.iter().filter_map(|leaf| match leaf.op {
+            Op::Put(put) if put.lease != 0 => Some(put.lease),
+            _ => None,
+        })
+    }
+
     /// The places of each group's changes among all, given how many each of
     /// its ops makes.
     pub(super) fn places(

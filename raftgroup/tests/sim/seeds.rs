@@ -299,7 +299,7 @@ fn run_all(seeds: &[u64], twice: impl Fn(u64) -> bool + Sync) {
     );
 }
 
-/// A few dozen seeds that are always the same, and some that nobody has run.
+/// A few dozen seeds that are always the same; `PONTOON_SEEDS` runs others.
 #[test]
 fn seeds() {
     if let Ok(seed) = std::env::var("PONTOON_SEED") {
@@ -328,9 +328,6 @@ fn seeds() {
         let seeds: Vec<_> = (number(from)..number(to)).collect();
         return run_all(&seeds, |_| false);
     }
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let fresh = now.expect("a clock").as_secs() % 1_000_000_000;
-    println!("fresh seeds from {fresh}");
-    let seeds: Vec<_> = (0..30).chain(fresh..fresh + 6).collect();
+    let seeds: Vec<_> = (0..36).collect();
     run_all(&seeds, |seed| seed % 5 == 0);
 }
