@@ -38,6 +38,11 @@ impl Split {
 }
 
 impl Facts {
+    /// Whether there may be anything.
+    fn was_written(&self) -> bool {
+        self.last > Revision::FIRST
+    }
+
     /// What `key` was split off with, if that can still be copied.
     pub(crate) fn split_of(&self, key: &[u8]) -> Option<&Split> {
         self.splits.iter().find(|split| split.keys.contains(key))
@@ -69,19 +74,16 @@ impl Tables {
     pub(crate) fn narrow(&mut self, keys: &KeyRange, visible: Revision) {
         let facts = &mut self.facts;
         let (floor, revision, last) = (facts.floor, facts.revision.max(visible), facts.last);
-        // Of a store in which nothing was ever written nothing is left.
-        if last > Revision::FIRST {
-            let left = facts.bounds.without(keys).into_iter();
-            let left = left.map(|keys| Split {
-                keys,
-                floor,
-                revision,
-                last,
-            });
-            facts.splits.extend(left);
-            if facts.bounds != *keys {
-                facts.outside = None;
-            }
+        let left = facts.bounds.without(keys).into_iter();
+        let left = left.map(|keys| Split {
+            keys,
+            floor,
+            revision,
+            last,
+        });
+        facts.splits.extend(left);
+        if facts.bounds != *keys && facts.was_written() {
+            facts.outside = None;
         }
         facts.bounds = keys.clone();
     }
@@ -90,7 +92,7 @@ impl Tables {
     pub(crate) fn shed(&mut self) {
         if !self.facts.splits.is_empty() {
             self.facts.splits.clear();
-            self.facts.shedding = true;
+            self.facts.shedding |= self.facts.was_written();
             self.shed = Default::default();
         }
     }

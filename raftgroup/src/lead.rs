@@ -300,6 +300,11 @@ struct Lead<'a> {
     happened: Option<mpsc::UnboundedReceiver<Event>>,
 }
 
+/// The first bounds of a store, of which nothing is split off.
+fn bounds(keys: KeyRange) -> [Step; 2] {
+    [Step::Bounds { keys }, Step::Shed]
+}
+
 impl<'a> Lead<'a> {
     /// Takes up the lead; `None` if it was lost before anything was done. A
     /// sequencer of the same term goes on.
@@ -322,7 +327,7 @@ impl<'a> Lead<'a> {
                     // Nothing is granted yet, so the first sequencer counts on.
                     steps.push(ceiling_step(store.last_revision()));
                 }
-                steps.extend(first.keys_of(replica.id).map(|keys| Step::Bounds { keys }));
+                steps.extend(first.keys_of(replica.id).into_iter().flat_map(bounds));
                 propose_and_wait(replica, term, steps).await?;
                 first
             }
@@ -340,7 +345,7 @@ impl<'a> Lead<'a> {
         }
         let keys = map.keys_of(replica.id)?;
         if store.bounds() != keys {
-            propose_and_wait(replica, term, vec![Step::Bounds { keys }]).await?;
+            propose_and_wait(replica, term, bounds(keys).into()).await?;
         }
         let store = replica.group.store();
         let source = if map.is_one_group() {

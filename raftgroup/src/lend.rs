@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use pontoon_engine::{Answer, Reject, Request, Revision};
 use tokio::time::Instant;
 
@@ -101,38 +102,55 @@ impl Inner {
         keys: bool,
         deadline: Instant,
     ) -> Result<Option<LeaseStatus>, Failure> {
-        let done = self.lease_work(LeaseWork::Status { id }, deadline).await?;
-        let Answered::Lease(LeaseAnswered::Status(known)) = done.answer else {
-            return Err(Failure::LeaderChanged);
-        };
-        let Some(known) = known else {
-            return Ok(None);
-        };
-        let mut status = LeaseStatus {
-            ttl_secs: known.left_secs,
-            granted_secs: known.granted_secs,
-            keys: Vec::new(),
-        };
-        if !keys {
-            return Ok(Some(status));
-        }
-        for group in std::iter::once(GroupId::ROOT).chain(known.groups) {
-            let map = self.map_known(deadline).await?;
-            let work = Work::LeaseKeys {
-                lease: id,
-                at: None,
+        let mut found = None;
+        loop {
+            let done = self.lease_work(LeaseWork::Status { id }, deadline).await?;
+            let Answered::Lease(LeaseAnswered::Status(known)) = done.answer else {
+                return Err(Failure::LeaderChanged);
             };
-            match self.work(group, map.version, work, deadline).await {
-                Ok(done) => match done.answer {
-                    Answered::Keys(found) => status.keys.extend(found),
-                    _ => return Err(Failure::LeaderChanged),
-                },
-                Err(Undone::Moved) => return Err(Failure::NoLeader),
+            let Some(known) = known else {
+                return Ok(None);
+            };
+            // If it is in the same groups as before, none of them was split.
+            let found_keys = match found.take() {
+                Some((groups, keys)) if groups == known.groups => Some(keys),
+                _ if !keys => Some(Vec::new()),
+                _ => None,
+            };
+            if let Some(keys) = found_keys {
+                return Ok(Some(LeaseStatus {
+                    ttl_secs: known.left_secs,
+                    granted_secs: known.granted_secs,
+                    keys,
+                }));
+            }
+            match self.keys_on(id, &known.groups, deadline).await {
+                Ok(keys) => found = Some((known.groups, keys)),
+                Err(Undone::Moved) => tokio::time::sleep(SOON).await,
                 Err(Undone::Failed(failure)) => return Err(failure),
             }
         }
-        status.keys.sort_unstable();
-        Ok(Some(status))
+    }
+
+    /// What hangs on a lease in the root group and others, in order. They are
+    /// asked one after the other.
+    async fn keys_on(
+        self: &Arc<Self>,
+        lease: i64,
+        groups: &[GroupId],
+        deadline: Instant,
+    ) -> Result<Vec<Bytes>, Undone> {
+        let mut keys = Vec::new();
+        for group in std::iter::once(&GroupId::ROOT).chain(groups) {
+            let map = self.map_known(deadline).await.map_err(Undone::Failed)?;
+            let work = Work::LeaseKeys { lease, at: None };
+            match self.work(*group, map.version, work, deadline).await?.answer {
+                Answered::Keys(found) => keys.extend(found),
+                _ => return Err(Undone::Failed(Failure::LeaderChanged)),
+            }
+        }
+        keys.sort_unstable();
+        Ok(keys)
     }
 
     /// Has the root group note that keys of a group may hang on a lease;

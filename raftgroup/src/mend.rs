@@ -3,8 +3,9 @@
 //! Kept true: a replica that may have lost a vote or an acknowledged entry is
 //! neither opened nor heard. First the root group says that its group must not
 //! count it, then the group's leader says that it doesn't; only then what is
-//! left is removed, and an empty one begins, which hears no older leader. The
-//! group's leader brings it everything and then gives it its vote back.
+//! left is removed, and an empty one begins, which hears no older leader. At no
+//! moment between does a replica look as if it were new. The group's leader
+//! brings it everything and then gives it its vote back.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,14 +13,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pontoon_wal::disk::Disk;
+use pontoon_wal::{Clock, Wal, WalError};
 use tokio::time::Instant;
 
+use crate::cluster::Cluster;
 use crate::link::{Handler, PeerEvent, Reply};
 use crate::member::{Counted, MemberWork};
 use crate::message::{Answered, Declined, Done, Forward, Work};
 use crate::node::{Inner, NodeFailure};
 use crate::position::{GroupId, NodeId};
-use crate::raft::{Begin, Stop, destroy};
+use crate::raft::{Begin, GroupFailure, Stop, begin_again, doom};
 use crate::replica::Replica;
 
 /// Before something is asked again.
@@ -52,32 +55,46 @@ impl Inner {
         replica: Option<Arc<Replica>>,
     ) -> Result<Arc<Replica>, NodeFailure> {
         let id = self.me;
-        let work = Work::Member(MemberWork::Damaged { id, group });
-        self.at_leader(GroupId::ROOT, work).await;
         let counted = loop {
+            // Each time: what was said of an earlier rebuilding may come late.
+            let work = Work::Member(MemberWork::Damaged { id, group });
+            self.at_leader(GroupId::ROOT, work).await;
             let done = self.at_leader(group, Work::Count { id }).await;
             match done.answer {
                 Answered::Counted(counted) if is_not_counted(&counted) => break counted,
                 _ => tokio::time::sleep(RETRY).await,
             }
         };
-        let removed = match replica {
-            Some(replica) => replica.group.destroy().await,
-            None => destroy(&self.group_config(group), self.wal.clone(), &*self.disk).await,
-        };
-        removed.map_err(|error| NodeFailure::Group(group, error.to_string()))?;
-        let begin = Begin::Rebuilt {
-            term: counted.term,
-            leader: counted.leader,
-        };
-        let replica = self.open_replica(group, begin).await?;
+        if let Some(replica) = replica {
+            replica.group.end().await;
+        }
+        let failed = |error: GroupFailure| NodeFailure::Group(group, error.to_string());
+        let config = self.group_config(group);
+        let (wal, term, leader) = (self.wal.clone(), counted.term, counted.leader);
+        let begun = begin_again(&config, wal, &*self.disk, term, leader).await;
+        begun.map_err(failed)?;
+        let replica = self.open_replica(group, Begin::Empty).await?;
         self.damaged.lock().remove(&group);
-        let node = Arc::clone(self);
-        self.scope.spawn(async move {
-            let work = Work::Member(MemberWork::Rebuilt { id, group });
-            node.at_leader(GroupId::ROOT, work).await;
-        });
         Ok(replica)
+    }
+
+    /// Tells the root group of replicas here that are whole, and that it takes
+    /// for damaged. A root replica that has just begun can't know that.
+    pub(crate) async fn tell_of_rebuilt(self: &Arc<Self>, cluster: &Cluster) {
+        let id = self.me;
+        for replica in self.replicas() {
+            let group = replica.id;
+            let marked = match group.is_root() {
+                true => !replica.group.membership().nodes().contains(&id),
+                false => cluster.damaged.contains(&(group, id)),
+            };
+            if marked && replica.group.failure().is_none() && !self.addresses().is_empty() {
+                let work = Work::Member(MemberWork::Rebuilt { id, group });
+                let told = self.at_leader(GroupId::ROOT, work);
+                // If nobody hears it, it is told again.
+                let _ = tokio::time::timeout(2 * self.timing.call, told).await;
+            }
+        }
     }
 
     /// Has the leader of a group do something that may be done twice, however
@@ -119,19 +136,62 @@ fn is_not_counted(counted: &Counted) -> bool {
     !counted.member && counted.committed
 }
 
-/// Moves a log aside that can't be trusted, so that another can begin.
-pub(crate) fn set_aside(disk: &dyn Disk, dir: &Path, name: &str) -> std::io::Result<()> {
-    let from = dir.join(name);
-    let aside = dir.join(format!("{name}-damaged"));
-    disk.create_dir(&aside)?;
-    for old in disk.list(&aside)? {
-        disk.remove(&aside.join(old))?;
+/// Beside a new log, as long as it doesn't say of every replica that its old
+/// one was set aside.
+const UNFINISHED: &str = "unfinished";
+
+/// What the names of files that were set aside end with.
+const DAMAGED: &str = ".damaged";
+
+/// Opens the node's log. One that can't be trusted is set aside: then another
+/// begins, which says of every replica that it is to be rebuilt.
+pub(crate) async fn open_log(
+    config: pontoon_wal::Config,
+    trees: &Path,
+    alone: bool,
+    disk: &Arc<dyn Disk>,
+    clock: &Arc<dyn Clock>,
+) -> Result<Wal, NodeFailure> {
+    let open = || Wal::open(config.clone(), Arc::clone(disk), Arc::clone(clock));
+    let marker = config.dir.join(UNFINISHED);
+    let found = disk.create_dir(&config.dir);
+    let found = found.and_then(|()| disk.list(&config.dir));
+    let mut names = found.map_err(NodeFailure::Disk)?.into_iter();
+    if !names.any(|name| name == UNFINISHED) {
+        match open() {
+            Err(error @ WalError::Damaged(_)) if !alone => {
+                tracing::error!("the log is set aside, all replicas will be rebuilt: {error}");
+            }
+            opened => return Ok(opened?.0),
+        }
+        let marked = disk.create(&marker).and_then(|file| file.sync());
+        let marked = marked.and_then(|()| disk.sync_dir(&config.dir));
+        marked.map_err(NodeFailure::Disk)?;
     }
-    for file in disk.list(&from)? {
-        disk.rename(&from.join(&file), &aside.join(&file))?;
+    set_aside(&**disk, &config.dir).map_err(NodeFailure::Disk)?;
+    let (wal, _) = open()?;
+    for name in disk.list(trees).map_err(NodeFailure::Disk)? {
+        let number = name.split('.').next().and_then(|name| name.parse().ok());
+        if let Some(group) = number.map(GroupId) {
+            let doomed = doom(wal.clone(), group).await;
+            doomed.map_err(|error| NodeFailure::Group(group, error.to_string()))?;
+        }
     }
-    disk.sync_dir(&aside)?;
-    disk.sync_dir(&from)
+    let finished = disk.remove(&marker);
+    let finished = finished.and_then(|()| disk.sync_dir(&config.dir));
+    finished.map_err(NodeFailure::Disk)?;
+    Ok(wal)
+}
+
+/// Gives the files of a log other names.
+fn set_aside(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
+    for name in disk.list(dir)? {
+        if name != UNFINISHED && !name.ends_with(DAMAGED) {
+            let aside = dir.join(format!("{name}{DAMAGED}"));
+            disk.rename(&dir.join(name), &aside)?;
+        }
+    }
+    disk.sync_dir(dir)
 }
 
 /// Takes messages when there is somebody to take them.

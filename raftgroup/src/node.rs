@@ -199,15 +199,8 @@ impl Node {
             .map_err(NodeFailure::Disk)?;
         let mut wal = pontoon_wal::Config::new(config.dir.join("wal"), config.node.0);
         wal.segment_bytes = config.segment_bytes;
-        let opened = Wal::open(wal.clone(), Arc::clone(&disk), Arc::clone(&clock));
-        let (wal, _) = match opened {
-            Err(error @ WalError::Damaged(_)) if config.members.len() > 1 => {
-                tracing::error!("the log is set aside, all replicas will be rebuilt: {error}");
-                mend::set_aside(&*disk, &config.dir, "wal").map_err(NodeFailure::Disk)?;
-                Wal::open(wal, Arc::clone(&disk), Arc::clone(&clock))?
-            }
-            opened => opened?,
-        };
+        let (trees, alone) = (config.dir.join("trees"), config.members.len() < 2);
+        let wal = mend::open_log(wal, &trees, alone, &disk, &clock).await?;
         let timing = link::Timing {
             ping: config.timing.heartbeat,
             suspect: config.timing.election_min,

@@ -46,7 +46,7 @@ mod tests;
 mod types;
 mod watch_over;
 
-pub(crate) use begin::{Begin, destroy, membership_record};
+pub(crate) use begin::{Begin, begin_again, doom, membership_record};
 pub(crate) use failure::Stop;
 pub(crate) use members::Membership;
 #[cfg(test)]
@@ -250,7 +250,6 @@ impl Group {
             Arc::clone(&failure),
         )?;
         begin::check(&config.begin, &log, &replica)?;
-        begin::prepare(&config.begin, &log).await?;
         let probe = Arc::new(Probe::new(config.timing.election_max));
         let links = Links {
             peers,
@@ -447,11 +446,16 @@ impl Group {
         self.store().close();
     }
 
+    /// Ends it; nothing of its files is in use any more.
+    pub(crate) async fn end(&self) {
+        self.close().await;
+        self.replica.end().await;
+    }
+
     /// Ends it and removes all it has on disk. Before this node may be a
     /// member again, a leader has committed that it is none, or no voter.
     pub(crate) async fn destroy(&self) -> Result<(), GroupFailure> {
-        self.close().await;
-        self.replica.end().await;
+        self.end().await;
         begin::remove(&self.log, self.replica.disk(), self.replica.path()).await
     }
 

@@ -153,7 +153,10 @@ impl Inner {
                 let found = store.lease_keys(*lease, &mut |key| {
                     keys.push(Bytes::copy_from_slice(key));
                 });
+                let map = self.cluster.borrow().map.clone();
+                let due = map.and_then(|map| map.keys_of(replica.id));
                 return Some(match found {
+                    Ok(()) if due != Some(store.bounds()) => Err(Declined::Moved),
                     Ok(()) => Ok(Done {
                         answer: Answered::Keys(keys),
                         index: replica.applied(),

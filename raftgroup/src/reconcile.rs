@@ -35,6 +35,7 @@ pub(crate) async fn reconcile(node: Arc<Inner>) {
         let now = cluster.borrow_and_update().clone();
         node.link.set_peers(&node.addresses());
         node.look_for_damage();
+        node.tell_of_rebuilt(&now).await;
         let mut settled = true;
         for replica in node.replicas() {
             settled &= node.follow_members(&replica, &now).await;

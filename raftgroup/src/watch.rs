@@ -293,17 +293,8 @@ impl WatchStream {
         let mut events = Vec::new();
         let parts = state.parts.clone();
         for (replica, (group, keys)) in replicas.iter().zip(&parts) {
-            let mut from = state.next;
-            if let Some((kept, reach)) = state.kept.get_mut(group) {
-                while let Some(event) = kept.pop_front_if(|event| event.change.revision <= through)
-                {
-                    events.push(event);
-                }
-                from = from.max(reach.next());
-                if *reach <= through {
-                    state.kept.remove(group);
-                }
-            }
+            let kept = state.kept.get(group);
+            let from = kept.map_or(state.next, |(_, reach)| reach.next().max(state.next));
             if from > through {
                 continue;
             }
@@ -321,7 +312,8 @@ impl WatchStream {
                 }
             }
         }
-        if parts.len() > 1 {
+        if parts.len() > 1 || !state.kept.is_empty() {
+            state.take_kept(through, &mut events);
             events.sort_by_key(|event| event.change);
         }
         state.next = through.next();
@@ -371,6 +363,16 @@ impl State {
         true
     }
 
+    /// Takes what was kept, also for a group that has none of the keys any more.
+    fn take_kept(&mut self, through: Revision, events: &mut Vec<Event>) {
+        self.kept.retain(|_, (kept, reach)| {
+            while let Some(event) = kept.pop_front_if(|event| event.change.revision <= through) {
+                events.push(event);
+            }
+            *reach > through
+        });
+    }
+
     /// Reads more revisions at a time where little happens.
     fn adapt(&mut self, events: &[Event]) {
         let bytes = events.iter().map(event_bytes).sum::<usize>();
@@ -390,9 +392,13 @@ impl Place {
             return;
         }
         let next = state.next;
+        let parts = state.parts.iter().filter(|(part, _)| *part == group);
+        let parts: Vec<_> = parts.cloned().collect();
+        if parts.is_empty() {
+            return;
+        }
         let (mut events, reach) = state.kept.remove(&group).unwrap_or_default();
-        let parts = state.parts.clone();
-        for (_, keys) in parts.iter().filter(|(part, _)| *part == group) {
+        for (_, keys) in &parts {
             let from = next.max(reach.next());
             match store.events(keys, from, through, self.prev_kv) {
                 Ok(more) => events.extend(more),

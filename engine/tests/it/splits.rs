@@ -501,8 +501,8 @@ fn what_can_not_be_split_is_refused() {
             "{refused:?}"
         );
     };
-    // Nothing was ever written, so nothing is left behind.
-    apply(vec![bounds(range("a", "x"))]).unwrap();
+    // These are all it ever has.
+    apply(vec![bounds(range("a", "x")), Step::Shed]).unwrap();
     assert_eq!(store.splits(), []);
     let stage = Step::Stage {
         revision: Revision(3),
@@ -640,4 +640,23 @@ fn the_middle_key_has_as_many_below_as_behind() {
         .apply(&entry(1001, vec![Step::Bounds { keys }]))
         .unwrap();
     assert_eq!(store.middle_key().unwrap().unwrap(), "k0150");
+}
+
+#[test]
+fn a_store_in_which_nothing_was_written_is_split_like_others() {
+    let disk = disk(1);
+    let store = Arc::new(open(&disk).unwrap());
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let keys = KeyRange::new(&b"m"[..], &b"\0"[..]);
+    let path = Path::new("/data/child");
+    let copying = Copying::begin(&store, &shared, path, config(), keys.clone()).unwrap();
+    let lower = KeyRange::new(&b"\0"[..], &b"m"[..]);
+    let bounds = Step::Bounds { keys: lower };
+    store.apply(&entry(1, vec![bounds])).unwrap();
+    copying.finish(&[]).unwrap();
+    let child = Store::open(&disk, path, config()).unwrap();
+    assert_eq!(child.bounds(), keys);
+    assert_eq!(child.last_revision(), store.last_revision());
+    store.apply(&entry(2, vec![Step::Shed])).unwrap();
+    assert!(store.splits().is_empty() && !store.is_shedding());
 }

@@ -52,11 +52,19 @@ impl Lead<'_> {
             damaged: cluster.damaged.clone(),
             alarms: cluster.alarms.clone(),
         };
+        let before = change.clone();
         let alarms_only = matches!(work, MemberWork::Alarm { .. });
         let changed = match change.with(work.clone()) {
             Ok(changed) => changed,
             Err(reject) => return job.finish(Err(Declined::Member(reject))),
         };
+        if changed == before {
+            let index = self.replica.applied();
+            return job.finish(Ok(Done {
+                answer: Answered::Done,
+                index,
+            }));
+        }
         self.changing_members = true;
         let steps = match alarms_only {
             true => vec![alarms_step(&changed.alarms)],
@@ -114,6 +122,7 @@ impl Lead<'_> {
     }
 }
 
+#[derive(Clone, PartialEq, Eq)]
 struct Change {
     members: Members,
     damaged: Damaged,

@@ -15,13 +15,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use bytes::Bytes;
-use openraft::storage::RaftLogStorage;
 use pontoon_engine::{Applied, EngineError};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::{Wal, WalError};
 
 use crate::codec::Wire;
-use crate::position::{NodeId, Term};
+use crate::position::{GroupId, NodeId, Term};
 use crate::raft::failure::{Failure, Stop};
 use crate::raft::log::GroupLog;
 use crate::raft::machine::{MEMBERSHIP, Replica};
@@ -38,10 +37,6 @@ pub(crate) enum Begin {
     Empty,
     /// With the store that a split made, which has [`membership_record`].
     Born,
-    /// Again, as a learner, after it was damaged: it hears no leader before
-    /// this one. That leader has committed a membership in which this node
-    /// is no voter.
-    Rebuilt { term: Term, leader: NodeId },
 }
 
 /// The last position of a log that has just been born.
@@ -111,32 +106,31 @@ pub(crate) fn check(begin: &Begin, log: &GroupLog, replica: &Replica) -> Result<
     match begin {
         _ if applied.index > 0 && !born => Err(damaged("its log is gone")),
         Begin::Born if !born => Err(damaged("its store was not made by a split")),
-        Begin::Rebuilt { .. } if born => Err(damaged("its store is still there")),
         _ => Ok(()),
     }
 }
 
-/// Makes durable what has to be before anything else.
-pub(crate) async fn prepare(begin: &Begin, log: &GroupLog) -> Result<(), GroupFailure> {
-    let Begin::Rebuilt { term, leader } = begin else {
-        return Ok(());
-    };
-    if log.exists() {
-        return Ok(());
-    }
-    let vote = Vote::new_committed(term.0, leader.0);
-    let saved = log.clone().save_vote(&vote).await;
-    saved.map_err(|error| GroupFailure::Stopped(error.to_string()))
-}
-
-/// Removes a replica that is not open, whether or not it could be.
-pub(crate) async fn destroy(
+/// Removes what is left of a damaged replica, which is not open, so that an
+/// empty one can begin: it hears no leader before this one, which has committed
+/// a membership in which this node is no voter.
+pub(crate) async fn begin_again(
     config: &GroupConfig,
     wal: Wal,
     disk: &dyn Disk,
+    term: Term,
+    leader: NodeId,
 ) -> Result<(), GroupFailure> {
     let log = GroupLog::new(wal, config.group, Failure::default().into());
-    remove(&log, disk, &config.path).await
+    log.doom().await.map_err(log_failed)?;
+    remove_tree(disk, &config.path)?;
+    let vote = Vote::new_committed(term.0, leader.0);
+    log.begin_again(&vote).await.map_err(log_failed)
+}
+
+/// Says, durably, that a replica must be rebuilt, whatever is left of it.
+pub(crate) async fn doom(wal: Wal, group: GroupId) -> Result<(), GroupFailure> {
+    let log = GroupLog::new(wal, group, Failure::default().into());
+    log.doom().await.map_err(log_failed)
 }
 
 /// Removes a replica. The log goes last, because it says what was promised:
@@ -148,31 +142,37 @@ pub(crate) async fn remove(
     disk: &dyn Disk,
     tree: &Path,
 ) -> Result<(), GroupFailure> {
-    let log_failed = |error: WalError| GroupFailure::from(Stop::from(&error));
     if log.exists() {
         log.doom().await.map_err(log_failed)?;
     }
-    remove_tree(disk, tree).map_err(|error| EngineError::Disk {
-        file: tree.to_owned(),
-        error,
-    })?;
+    remove_tree(disk, tree)?;
     if log.exists() {
         log.remove().await.map_err(log_failed)?;
     }
     Ok(())
 }
 
+fn log_failed(error: WalError) -> GroupFailure {
+    Stop::from(&error).into()
+}
+
 /// Removes a tree, and a copy of one that was to take its place.
-fn remove_tree(disk: &dyn Disk, tree: &Path) -> std::io::Result<()> {
+fn remove_tree(disk: &dyn Disk, tree: &Path) -> Result<(), EngineError> {
     let dir = tree.parent().unwrap_or(Path::new(""));
     let name = tree.file_name().unwrap_or_default().to_string_lossy();
-    for found in disk.list(dir)? {
-        let rest = found.strip_prefix(&*name);
-        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) {
-            disk.remove(&dir.join(found))?;
+    let remove = || {
+        for found in disk.list(dir)? {
+            let rest = found.strip_prefix(&*name);
+            if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) {
+                disk.remove(&dir.join(found))?;
+            }
         }
-    }
-    disk.sync_dir(dir)
+        disk.sync_dir(dir)
+    };
+    remove().map_err(|error| EngineError::Disk {
+        file: tree.to_owned(),
+        error,
+    })
 }
 
 fn damaged(reason: &str) -> GroupFailure {

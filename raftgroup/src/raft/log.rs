@@ -72,6 +72,15 @@ impl GroupLog {
         self.wal.commit(batch).await
     }
 
+    /// Removes all of it and begins again with a vote, durably, in one.
+    pub(crate) async fn begin_again(&self, vote: &Vote) -> Result<(), WalError> {
+        let mut batch = Batch::new();
+        batch
+            .drop_stream(self.stream)
+            .meta(self.stream, META_VOTE, vote.encode());
+        self.wal.commit(batch).await
+    }
+
     /// Removes it, durably.
     pub(crate) async fn remove(&self) -> Result<(), WalError> {
         let mut batch = Batch::new();

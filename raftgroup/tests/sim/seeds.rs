@@ -21,7 +21,7 @@ use crate::faults;
 use crate::history::History;
 use crate::plan::Plan;
 use crate::splits;
-use crate::trace::{Shown, Trace};
+use crate::trace::{Shown, Trace, show_log};
 use crate::waits;
 use crate::watchers;
 use crate::workload;
@@ -130,6 +130,9 @@ impl Awake {
 async fn run_plan(plan: Plan, shown: Shown) -> Report {
     let cluster = Cluster::new(plan.seed, plan.shape.clone());
     let trace = Trace::new(shown, &cluster.network);
+    if shown != Shown::Nothing {
+        show_log();
+    }
     trace.say("plan", format_args!("{plan:?}"));
     let sim = Rc::new(Sim {
         plan,

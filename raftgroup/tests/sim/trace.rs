@@ -85,3 +85,25 @@ impl fmt::Display for Stamp {
         write!(f, "{:9.3}", self.0.as_secs_f64())
     }
 }
+
+/// Shows what nodes log, if `PONTOON_LOG` says from which level on.
+pub(crate) fn show_log() {
+    let level = std::env::var("PONTOON_LOG").ok();
+    let Some(level) = level.and_then(|level| level.parse::<tracing::Level>().ok()) else {
+        return;
+    };
+    let shown = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_timer(Simulated(Instant::now()))
+        .with_ansi(false)
+        .with_writer(std::io::stdout);
+    shown.init();
+}
+
+struct Simulated(Instant);
+
+impl tracing_subscriber::fmt::time::FormatTime for Simulated {
+    fn format_time(&self, to: &mut tracing_subscriber::fmt::format::Writer<'_>) -> fmt::Result {
+        write!(to, "{}", Stamp(self.0.elapsed()))
+    }
+}

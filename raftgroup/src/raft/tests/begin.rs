@@ -17,7 +17,7 @@ use crate::codec::Wire;
 use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::types::{Vote, log_id};
-use crate::raft::{Begin, GroupFailure, destroy, membership_record};
+use crate::raft::{Begin, GroupFailure, begin_again, membership_record};
 
 /// A disk with the store that a split made.
 fn born_disk(seed: u64) -> SimDisk {
@@ -158,11 +158,6 @@ fn a_store_that_was_not_born_is_not_taken_for_one() {
         let mut cluster = Cluster::new(108);
         let not_born = cluster.try_open(1, new_disk(1), Begin::Born).await;
         assert_damaged(not_born);
-        let again = Begin::Rebuilt {
-            term: Term(3),
-            leader: NodeId(2),
-        };
-        assert_damaged(cluster.try_open(1, born_disk(1), again).await);
     });
 }
 
@@ -214,11 +209,11 @@ fn a_rebuilt_replica_never_hears_an_older_leader() {
     for crash in [false, true] {
         simulate(async {
             let mut cluster = Cluster::new(110);
-            let begin = Begin::Rebuilt {
-                term: Term(7),
-                leader: NodeId(1),
-            };
-            cluster.open(3, new_disk(3), begin).await;
+            let disk = new_disk(3);
+            again(&disk, 3, Term(7), NodeId(1)).await.unwrap();
+            // Told to begin as a new one, it doesn't.
+            let begin = Begin::Members(nodes(1..=3));
+            cluster.open(3, disk, begin).await;
             if crash {
                 cluster.restart(3).await;
             }
@@ -270,17 +265,13 @@ fn a_damaged_replica_is_rebuilt_and_votes_again() {
             disk.write_file(&tree_path(), vec![7; 8192]);
             assert_damaged(cluster.try_open(damaged, disk.clone(), Begin::Empty).await);
             let disk = disk.power_cut(seed);
-            remove(&disk, damaged).await.unwrap();
             let voters = nodes((1..=3).filter(|id| *id != damaged));
             let group = cluster.group(leader);
             // The leader remembers how far it was.
             let demoted = group.set_members(term, &voters, &nodes([damaged])).await;
             assert_eq!(demoted, Ok(()));
-            let begin = Begin::Rebuilt {
-                term,
-                leader: NodeId(leader),
-            };
-            cluster.open(damaged, disk, begin).await;
+            again(&disk, damaged, term, NodeId(leader)).await.unwrap();
+            cluster.open(damaged, disk, Begin::Empty).await;
             cluster.converge().await;
             assert_eq!(
                 group.set_members(term, &nodes(1..=3), &nodes([])).await,
@@ -294,12 +285,13 @@ fn a_damaged_replica_is_rebuilt_and_votes_again() {
     }
 }
 
-async fn remove(disk: &SimDisk, node: u64) -> Result<(), GroupFailure> {
+async fn again(disk: &SimDisk, node: u64, term: Term, leader: NodeId) -> Result<(), GroupFailure> {
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
     let wal = open_wal(shared, Path::new("/node/wal"), node, 1);
-    let removed = destroy(&group_config(node, &tree_path()), wal.clone(), disk).await;
+    let config = group_config(node, &tree_path());
+    let begun = begin_again(&config, wal.clone(), disk, term, leader).await;
     wal.close().await;
-    removed
+    begun
 }
 
 #[test]
@@ -385,7 +377,7 @@ fn what_is_left_of_a_replica_is_never_taken_for_a_whole_one() {
                         outcomes[2] += 1;
                         // It is finished then.
                         let disk = disk.power_cut(operation);
-                        remove(&disk, 1).await.unwrap();
+                        again(&disk, 1, Term(8), NodeId(2)).await.unwrap();
                         assert!(disk.read_file(&tree_path()).is_none());
                     }
                     Err(error) => panic!("{error}"),
@@ -399,4 +391,47 @@ fn what_is_left_of_a_replica_is_never_taken_for_a_whole_one() {
         }
         assert!(outcomes[0] > 0 && outcomes[2] > 0, "{outcomes:?}");
     }
+}
+
+/// A replica that has voted is rebuilt, and the power fails in between.
+#[test]
+fn a_replica_is_never_new_while_it_is_rebuilt() {
+    let mut outcomes = [0; 3];
+    for operation in 0.. {
+        let finished = simulate(async {
+            let mut cluster = Cluster::new(122);
+            cluster.open(1, new_disk(1), Begin::Empty).await;
+            let vote = Request::Vote(Ballot {
+                vote: Vote::new(7, 2),
+                last: Some(log_id(6, 100)),
+                transfer: false,
+            });
+            let voted = ask(&cluster, 1, 2, vote).await;
+            assert!(matches!(voted, Answer::Voted { granted: true, .. }));
+            let disk = cluster.stop(1);
+            let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+            let wal = open_wal(shared, Path::new("/node/wal"), 1, 1);
+            disk.crash_at(disk.operations() + operation);
+            let config = group_config(1, &tree_path());
+            let begun = begin_again(&config, wal.clone(), &disk, Term(9), NodeId(3)).await;
+            wal.close().await;
+            let disk = disk.power_cut(operation);
+            let members = Begin::Members(nodes(1..=3));
+            match cluster.try_open(1, disk, members).await {
+                Ok(()) => match cluster.group(1).leadership().borrow().term {
+                    Term(7) => outcomes[0] += 1,
+                    Term(9) => outcomes[1] += 1,
+                    term => panic!("{term:?}"),
+                },
+                Err(GroupFailure::Damaged(_)) => outcomes[2] += 1,
+                Err(error) => panic!("{error}"),
+            }
+            begun.is_ok()
+        });
+        if finished {
+            break;
+        }
+        assert!(operation < 1000);
+    }
+    assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
 }

@@ -224,8 +224,9 @@ fn somebody_may_have_deleted(history: &History, write: &Write) -> bool {
     })
 }
 
-/// The keys that are told with a lease are those that hung on it at some
-/// revision between question and answer.
+/// Of each key that is told with a lease: it hung on it at some revision
+/// between question and answer. Of each other: at some it didn't. The groups
+/// are not asked at one revision.
 fn statuses_agree(history: &History) -> Result<(), String> {
     let told = || {
         let linearizable = history.operations.iter();
@@ -246,9 +247,10 @@ fn statuses_agree(history: &History) -> Result<(), String> {
         let mut state = history.truth.state_before(lowest + 1);
         let due = |state: &BTreeMap<&Bytes, &KeyValue>| {
             let attached = state.values().filter(|kv| kv.lease == *id);
-            attached.map(|kv| &kv.key).eq(found.iter().copied())
+            attached.map(|kv| kv.key.clone()).collect::<BTreeSet<_>>()
         };
-        let mut right = due(&state);
+        let mut ever = due(&state);
+        let mut always = ever.clone();
         let writes = history.truth.writes.range(lowest + 1..);
         for (_, write) in writes.take_while(|(at, _)| highest.is_none_or(|top| **at <= top)) {
             for changed in write.values() {
@@ -257,8 +259,12 @@ fn statuses_agree(history: &History) -> Result<(), String> {
                     None => drop(state.remove(&changed.key)),
                 }
             }
-            right |= due(&state);
+            let now = due(&state);
+            always.retain(|key| now.contains(key));
+            ever.extend(now);
         }
+        let right = always.iter().all(|key| found.contains(key))
+            && found.iter().all(|key| ever.contains(*key));
         if !right || status.ttl_secs > status.granted_secs {
             return Err(format!("not from {lowest} to {highest:?}:\n{operation}"));
         }

@@ -48,8 +48,10 @@ fn check_one(history: &History, watched: &Watched) -> Result<(), String> {
                 });
                 let given: Vec<_> = given.collect();
                 if given != due && !floor_forgot(history, *tick, &given, &due) {
+                    let same = given.iter().zip(&due).take_while(|(a, b)| a == b).count();
+                    let (given, due) = (given.get(same), due.get(same));
                     return Err(format!(
-                        "at node {node}, from {from}: given {given:?}\nnot {due:?}"
+                        "at node {node}, from {from} to {last}: given {given:?}\nnot {due:?}"
                     ));
                 }
                 for event in events {
