@@ -98,10 +98,16 @@ impl Inner {
     }
 
     /// Has the leader of a group do something that may be done twice, however
-    /// long it takes; asks others, so that no replica is needed here.
+    /// long it takes; asks others too, so that no replica is needed here.
     async fn at_leader(self: &Arc<Self>, group: GroupId, work: Work) -> Done {
         let mut hint = None;
         loop {
+            if self.replica(group).is_some() {
+                let soon = Instant::now() + self.timing.call;
+                if let Ok(done) = self.work_once(group, 0, work.clone(), soon).await {
+                    return done;
+                }
+            }
             for peer in self.addresses().into_keys().filter(|peer| *peer != self.me) {
                 let forward = Forward {
                     group,

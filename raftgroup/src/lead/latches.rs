@@ -5,8 +5,9 @@
 //!   writes before it, a write for the latches before it. So nobody starves,
 //!   and since latches are taken in the order of the groups, nobody waits in
 //!   a circle.
-//! - A latch is held only when no write to its keys is on its way; one of a
-//!   lease only when no transaction before it may still hang keys on it.
+//! - A latch is held only when no write to its keys is on its way, and nothing
+//!   that was evaluated waits for its revision; one of a lease only when no
+//!   transaction before it may still hang keys on it.
 
 use bytes::Bytes;
 use pontoon_engine::{Effects, KeyRange, Revision, Step, Txn};

@@ -208,8 +208,9 @@ impl Lead<'_> {
 
     /// Gives latches to those whose turn it is.
     pub(super) fn hold_latches(&mut self) {
-        let late = self.asked.iter().any(|batch| batch.is_late());
-        if self.latches.is_empty() || late || self.draining {
+        // What was evaluated without them and has no revision yet may have read
+        // their keys: its revision would be above theirs.
+        if self.latches.is_empty() || !self.asked.is_empty() || self.draining {
             return;
         }
         for txn in self.latches.next() {

@@ -108,6 +108,38 @@ fn rule_12_a_deletion_over_groups_is_one_revision() {
     });
 }
 
+/// A write that depends on a key waits for its revision when a transaction
+/// over groups wants to change that key.
+#[test]
+fn rule_12_a_latch_waits_for_what_was_read_and_has_no_revision() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.lead(GroupId(2), 3).await;
+        cluster.node(1).put("g", "0").await;
+        cluster.slow(2, 1, 40);
+        let depends = Txn {
+            compare: vec![is("g", "0")],
+            success: vec![put("h", "1")],
+            failure: Vec::new(),
+        };
+        let node = cluster.node(2);
+        let depends = spawn_local(async move { node.txn(depends, LONG).await });
+        pause(5).await;
+        let changes = Txn {
+            success: vec![put("g", "2"), put("n", "2")],
+            ..Txn::default()
+        };
+        let changes = cluster.node(3).txn(changes, LONG).await;
+        let changes = changes.expect("it is answered");
+        let depends = depends.await.expect("it runs");
+        let depends = depends.expect("it is answered");
+        assert!(depends.succeeded);
+        assert!(depends.revision < changes.revision);
+    });
+}
+
 /// Many clients move one from key to key, over all groups at once.
 #[test]
 fn rule_12_sums_stay_while_many_move() {

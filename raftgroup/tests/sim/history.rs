@@ -160,6 +160,8 @@ pub(crate) struct Truth {
     pub(crate) seen: BTreeMap<i64, Duration>,
     /// Where replicas say different things.
     pub(crate) conflicts: Vec<String>,
+    /// By the first keys of ranges: up to where what they have is known.
+    pub(crate) collected: BTreeMap<Bytes, i64>,
 }
 
 impl Truth {

@@ -19,6 +19,9 @@ use crate::workload::{key, letters};
 /// How soon what a node's map says is followed.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How soon it is noted that nothing was written.
+const COLLECTED: Duration = Duration::from_millis(100);
+
 /// Follows all replicas of a node that has just started; when ranges are cut,
 /// the parts too.
 pub(crate) fn collect(sim: &Rc<Sim>, id: NodeId) {
@@ -57,17 +60,25 @@ async fn collect_keys(sim: Rc<Sim>, id: NodeId, running: Running, keys: KeyRange
             prev_kv: false,
         });
         loop {
-            match running.during(stream.next()).await {
-                None | Some(None) => return,
-                Some(Some(Delivery::Events(events))) => {
-                    let now = sim.trace.now();
-                    sim.history.borrow_mut().truth.add(now, id, &events);
+            let next = tokio::select! {
+                biased;
+                next = running.during(stream.next()) => Some(next),
+                () = sleep(COLLECTED) => None,
+            };
+            let truth = &mut sim.history.borrow_mut().truth;
+            match next {
+                Some(None | Some(None)) => return,
+                Some(Some(Some(Delivery::Events(events)))) => {
+                    truth.add(sim.trace.now(), id, &events);
                 }
-                Some(Some(Delivery::Compacted(floor))) => {
+                Some(Some(Some(Delivery::Compacted(floor)))) => {
                     from = floor;
                     break;
                 }
+                None => {}
             }
+            let collected = truth.collected.entry(keys.key.clone()).or_default();
+            *collected = stream.delivered().0.max(*collected);
         }
     }
 }

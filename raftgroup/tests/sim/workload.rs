@@ -173,6 +173,9 @@ pub(crate) async fn compact(sim: Rc<Sim>, every: Duration) {
         };
         let back = [0, 1, 5, 50][rng.below(4) as usize];
         let revision = sim.history.borrow().newest - rng.below(back + 1) as i64;
+        // What nobody has seen would be missing in the history.
+        let collected = sim.history.borrow().truth.collected.values().min().copied();
+        let revision = revision.min(collected.unwrap_or(0) + 1);
         sim.history.borrow_mut().count("ask: compact");
         let within = Duration::from_secs(3);
         ask(&sim, 0, id, &running, within, |_| {
