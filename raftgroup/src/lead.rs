@@ -344,7 +344,14 @@ impl<'a> Lead<'a> {
             }
         }
         let keys = map.keys_of(replica.id)?;
-        if store.bounds() != keys {
+        let known = store.bounds();
+        if known != keys && known != KeyRange::all() {
+            // The group was split, and this node's map doesn't say so yet.
+            let mut cluster = node.cluster.subscribe();
+            let _ = tokio::time::timeout(node.timing.call, cluster.changed()).await;
+            return None;
+        }
+        if known != keys {
             propose_and_wait(replica, term, bounds(keys).into()).await?;
         }
         let store = replica.group.store();
