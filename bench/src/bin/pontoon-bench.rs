@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use pontoon_bench::lines::table;
 use pontoon_bench::wire::compare::{Named, compare};
 use pontoon_bench::wire::connection::Endpoint;
+use pontoon_bench::wire::failure::Failure;
 use pontoon_bench::wire::report::{Ended, Report};
 use pontoon_bench::wire::run::{Amount, Settings, Stop, run};
 use pontoon_bench::wire::templates::Keys;
@@ -149,11 +150,36 @@ fn main() -> ExitCode {
             load,
         } => run_comparison(&servers, &workloads, rounds, &load, &stop),
     };
-    match code {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("pontoon-bench: {error}");
-            ExitCode::from(COULD_NOT_RUN)
+    code.unwrap_or_else(|trouble| {
+        eprintln!("pontoon-bench: {}", trouble.text);
+        ExitCode::from(trouble.code)
+    })
+}
+
+/// Why there is no report.
+struct Trouble {
+    text: String,
+    code: u8,
+}
+
+impl From<String> for Trouble {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            code: COULD_NOT_RUN,
+        }
+    }
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        Self {
+            text: failure.to_string(),
+            code: match failure {
+                Failure::Interrupted => INTERRUPTED,
+                Failure::Stalled => FAILED,
+                _ => COULD_NOT_RUN,
+            },
         }
     }
 }
@@ -163,10 +189,10 @@ fn run_one(
     endpoints: Vec<Endpoint>,
     load: &LoadArgs,
     stop: &Stop,
-) -> Result<ExitCode, String> {
+) -> Result<ExitCode, Trouble> {
     let settings = load.settings(endpoints);
     settings.check(workload)?;
-    let report = run(&settings, workload, stop).map_err(|failure| failure.to_string())?;
+    let report = run(&settings, workload, stop)?;
     match load.json {
         true => println!("{}", report.json()),
         false => print!("{}", report.text()),
@@ -189,9 +215,9 @@ fn run_comparison(
     rounds: usize,
     load: &LoadArgs,
     stop: &Stop,
-) -> Result<ExitCode, String> {
+) -> Result<ExitCode, Trouble> {
     let [_, _, ..] = servers else {
-        return Err("there must be two servers at least".to_owned());
+        return Err("there must be two servers at least".to_owned().into());
     };
     let settings = load.settings(vec![servers[0].endpoint.clone()]);
     for workload in workloads {
@@ -207,8 +233,7 @@ fn run_comparison(
             report.generator.cpu_micros_per_request
         );
     };
-    let comparison = compare(servers, workloads, rounds, &settings, stop, told)
-        .map_err(|failure| failure.to_string())?;
+    let comparison = compare(servers, workloads, rounds, &settings, stop, told);
     match load.json {
         true => {
             for line in &comparison.lines {
@@ -231,13 +256,11 @@ fn run_comparison(
     for error in &comparison.errors {
         eprintln!("{error}");
     }
-    Ok(
-        match (comparison.errors.is_empty(), comparison.interrupted) {
-            (false, _) => ExitCode::from(FAILED),
-            (true, true) => ExitCode::from(INTERRUPTED),
-            (true, false) => ExitCode::SUCCESS,
-        },
-    )
+    match (comparison.ended_by, comparison.errors.is_empty()) {
+        (Some(failure), _) => Err(failure.into()),
+        (None, false) => Ok(ExitCode::from(FAILED)),
+        (None, true) => Ok(ExitCode::SUCCESS),
+    }
 }
 
 /// The first Ctrl-C ends the load, which tells what is known; the second ends

@@ -36,13 +36,14 @@ impl std::str::FromStr for Named {
 pub struct Comparison {
     /// Ratios of the first server to each of the others.
     pub lines: Vec<Line>,
-    /// Whether it was ended early.
-    pub interrupted: bool,
     /// Requests that failed, by server, workload and kind.
     pub errors: Vec<String>,
+    /// What ended it early.
+    pub ended_by: Option<Failure>,
 }
 
-/// Runs each workload on each server in turn, so many rounds.
+/// Runs each workload on each server in turn, so many rounds. What ends it
+/// early leaves the rounds before it.
 pub fn compare(
     servers: &[Named],
     workloads: &[Workload],
@@ -50,50 +51,56 @@ pub fn compare(
     settings: &Settings,
     stop: &Stop,
     mut told: impl FnMut(&str, &Report),
-) -> Result<Comparison, Failure> {
+) -> Comparison {
     let mut comparison = Comparison::default();
     for &workload in workloads {
         let mut all: Vec<Vec<Report>> = vec![Vec::new(); servers.len()];
-        for round in 0..rounds {
-            for turn in 0..servers.len() {
-                // Whoever was last is first in the next round.
-                let at = match round % 2 {
-                    0 => turn,
-                    _ => servers.len() - 1 - turn,
-                };
-                let server = &servers[at];
-                let settings = Settings {
-                    endpoints: vec![server.endpoint.clone()],
-                    ..settings.clone()
-                };
-                let report = run(&settings, workload, stop)?;
-                told(&server.name, &report);
-                if report.ended != Ended::Done {
-                    comparison.interrupted = true;
-                    comparison.errors.extend(
-                        (report.ended == Ended::Stalled)
-                            .then(|| format!("{} {}: stalled", server.name, workload.name())),
-                    );
+        let turns = (0..rounds).flat_map(|round| turns(round, servers.len()));
+        for at in turns {
+            let settings = Settings {
+                endpoints: vec![servers[at].endpoint.clone()],
+                ..settings.clone()
+            };
+            let name = &servers[at].name;
+            match whole_run(&settings, workload, stop) {
+                Ok(report) => {
+                    told(name, &report);
+                    for (kind, count) in &report.errors {
+                        let error = format!("{name} {}: {count} x {kind}", workload.name());
+                        comparison.errors.push(error);
+                    }
+                    all[at].push(report);
+                }
+                Err(failure) => {
+                    comparison.ended_by = Some(failure);
                     break;
                 }
-                for (kind, count) in &report.errors {
-                    let (name, workload) = (&server.name, workload.name());
-                    comparison
-                        .errors
-                        .push(format!("{name} {workload}: {count} x {kind}"));
-                }
-                all[at].push(report);
-            }
-            if comparison.interrupted {
-                break;
             }
         }
         comparison.lines.extend(lines(workload, servers, &all));
-        if comparison.interrupted {
+        if comparison.ended_by.is_some() {
             break;
         }
     }
-    Ok(comparison)
+    comparison
+}
+
+/// Whoever was last is first in the next round.
+fn turns(round: usize, servers: usize) -> Vec<usize> {
+    match round % 2 {
+        0 => (0..servers).collect(),
+        _ => (0..servers).rev().collect(),
+    }
+}
+
+/// A run that was not ended early.
+fn whole_run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Report, Failure> {
+    let report = run(settings, workload, stop)?;
+    match report.ended {
+        Ended::Done => Ok(report),
+        Ended::Interrupted => Err(Failure::Interrupted),
+        Ended::Stalled => Err(Failure::Stalled),
+    }
 }
 
 /// A figure of a report that is compared.
@@ -141,4 +148,25 @@ fn lines(workload: Workload, servers: &[Named], all: &[Vec<Report>]) -> Vec<Line
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_in_each_round_and_nobody_is_always_first() {
+        assert_eq!(turns(0, 3), [0, 1, 2]);
+        assert_eq!(turns(1, 3), [2, 1, 0]);
+        assert_eq!(turns(2, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn servers_have_names() {
+        let named: Named = "etcd=http://127.0.0.1:2379".parse().unwrap();
+        assert_eq!(named.name, "etcd");
+        assert_eq!(named.endpoint.to_string(), "http://127.0.0.1:2379");
+        assert!("http://127.0.0.1:2379".parse::<Named>().is_err());
+        assert!("a=nothing".parse::<Named>().is_err());
+    }
 }

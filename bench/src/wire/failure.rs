@@ -34,6 +34,12 @@ pub enum Failure {
         /// What it says.
         text: String,
     },
+    /// Somebody pressed Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+    /// Nothing was answered any more.
+    #[error("stalled: nothing was answered any more")]
+    Stalled,
     /// The answer is not what the request asked for.
     #[error("wrong answer: {0}")]
     Answer(&'static str),

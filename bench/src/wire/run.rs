@@ -23,6 +23,8 @@ use super::watchers::{Progress, Watcher};
 use super::workload::{Client, Outcome, Plan, Workload};
 use crate::proc::CpuTime;
 
+/// Far above what servers take.
+const VALUE_BYTES_MAX: usize = 64 << 20;
 /// How often the end of a load is looked for.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long a load may go without any answer.
@@ -77,6 +79,9 @@ impl Settings {
         }
         if !(1..10_000_000_000).contains(&self.keys.count) {
             return Err("the number of keys must have one to ten digits".to_owned());
+        }
+        if self.keys.value_bytes > VALUE_BYTES_MAX {
+            return Err("values are too large".to_owned());
         }
         if workload == Workload::Cas && self.keys.count < self.clients as u64 {
             return Err("cas needs a key for each client".to_owned());
@@ -150,7 +155,12 @@ pub fn run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Repor
         thread.join().expect("a worker doesn't panic");
     }
     let (ended, elapsed, cost, mut tally) = measured?;
-    for progress in &shared.watchers {
+    // Whoever interrupts doesn't wait for them.
+    let watched = shared
+        .watchers
+        .iter()
+        .filter(|_| ended != Ended::Interrupted);
+    for progress in watched {
         if let Some(missed) = shared.missed_by(progress) {
             tally.add_error(missed.to_owned(), 1);
         }
@@ -185,7 +195,7 @@ fn prepare(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Vec<i
     runtime().block_on(async {
         tokio::select! {
             done = work => done,
-            () = stopped(stop) => Err(Failure::Answer("interrupted before the load began")),
+            () = stopped(stop) => Err(Failure::Interrupted),
         }
     })
 }
