@@ -1,6 +1,6 @@
 //! What the benches share: the references that the log and the tree are
 //! measured against, the loads that they are measured with, and how a
-//! comparison is told.
+//! comparison is told. `wire` is the load for servers, behind `pontoon-bench`.
 //!
 //! Kept true: nothing here is judged by absolute speed. A figure is one of
 //! several rounds in which ours and the reference take turns, and the verdict
@@ -23,3 +23,4 @@ pub mod samples;
 #[cfg(feature = "peers")]
 pub mod tree_peers;
 pub mod trees;
+pub mod wire;

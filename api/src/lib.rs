@@ -1,0 +1,39 @@
+//! etcd's v3 API at level 3.7: messages, services and errors.
+//!
+//! Kept true: every package, service, message, field and number is what etcd
+//! has on the wire, and every error has etcd's text and code. This crate knows
+//! nothing of what a request does.
+
+#![forbid(unsafe_code)]
+
+mod errors;
+
+pub use errors::{CancelReason, Error, message_too_large, unknown_method, unknown_service};
+
+/// All `.proto` files as an encoded `FileDescriptorSet`, with the names of the wire.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+macro_rules! packages {
+    ($($(#[$doc:meta])* $name:ident = $package:literal;)*) => {$(
+        $(#[$doc])*
+        #[allow(missing_docs, unreachable_pub, clippy::all)]
+        pub mod $name {
+            tonic::include_proto!($package);
+        }
+    )*};
+}
+
+packages! {
+    /// Users and roles.
+    authpb = "authpb";
+    /// KV, Watch, Lease, Cluster, Maintenance and Auth.
+    etcdserverpb = "etcdserverpb";
+    /// Keys and events.
+    mvccpb = "mvccpb";
+    /// The Election service.
+    v3electionpb = "v3electionpb";
+    /// The Lock service.
+    v3lockpb = "v3lockpb";
+    /// gRPC's health service.
+    health = "grpc.health.v1";
+}

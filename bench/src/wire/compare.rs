@@ -1,0 +1,172 @@
+//! Takes turns between servers, so that what else happens on the machine
+//! happens to all of them.
+
+use super::connection::Endpoint;
+use super::failure::Failure;
+use super::report::{Ended, Report};
+use super::run::{Settings, Stop, run};
+use super::workload::Workload;
+use crate::lines::{Line, Target};
+
+/// A server that is compared.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// What it is called in the report.
+    pub name: String,
+    /// Where it is.
+    pub endpoint: Endpoint,
+}
+
+impl std::str::FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, url) = text
+            .split_once('=')
+            .ok_or_else(|| format!("{text} is not NAME=URL"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            endpoint: url.parse()?,
+        })
+    }
+}
+
+/// What was compared.
+#[derive(Debug, Default)]
+pub struct Comparison {
+    /// Ratios of the first server to each of the others.
+    pub lines: Vec<Line>,
+    /// Requests that failed, by server, workload and kind.
+    pub errors: Vec<String>,
+    /// What ended it early.
+    pub ended_by: Option<Failure>,
+}
+
+/// Runs each workload on each server in turn, so many rounds. What ends it
+/// early leaves the rounds before it.
+pub fn compare(
+    servers: &[Named],
+    workloads: &[Workload],
+    rounds: usize,
+    settings: &Settings,
+    stop: &Stop,
+    mut told: impl FnMut(&str, &Report),
+) -> Comparison {
+    let mut comparison = Comparison::default();
+    for &workload in workloads {
+        let mut all: Vec<Vec<Report>> = vec![Vec::new(); servers.len()];
+        let turns = (0..rounds).flat_map(|round| turns(round, servers.len()));
+        for at in turns {
+            let settings = Settings {
+                endpoints: vec![servers[at].endpoint.clone()],
+                ..settings.clone()
+            };
+            let name = &servers[at].name;
+            match whole_run(&settings, workload, stop) {
+                Ok(report) => {
+                    told(name, &report);
+                    for (kind, count) in &report.errors {
+                        let error = format!("{name} {}: {count} x {kind}", workload.name());
+                        comparison.errors.push(error);
+                    }
+                    all[at].push(report);
+                }
+                Err(failure) => {
+                    comparison.ended_by = Some(failure);
+                    break;
+                }
+            }
+        }
+        comparison.lines.extend(lines(workload, servers, &all));
+        if comparison.ended_by.is_some() {
+            break;
+        }
+    }
+    comparison
+}
+
+/// Whoever was last is first in the next round.
+fn turns(round: usize, servers: usize) -> Vec<usize> {
+    match round % 2 {
+        0 => (0..servers).collect(),
+        _ => (0..servers).rev().collect(),
+    }
+}
+
+/// A run that was not ended early.
+fn whole_run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Report, Failure> {
+    let report = run(settings, workload, stop)?;
+    match report.ended {
+        Ended::Done => Ok(report),
+        Ended::Interrupted => Err(Failure::Interrupted),
+        Ended::Stalled => Err(Failure::Stalled),
+    }
+}
+
+/// A figure of a report that is compared.
+type Figure = (&'static str, &'static str, fn(&Report) -> f64);
+
+const FIGURES: [Figure; 3] = [
+    ("rate", "/s", |report| report.rate),
+    ("p50", "ms", |report| report.latency_ms.p50),
+    ("p99", "ms", |report| report.latency_ms.p99),
+];
+
+const EVENT_FIGURES: [Figure; 2] = [
+    ("events", "/s", |report| {
+        report.events.map_or(f64::NAN, |events| events.rate)
+    }),
+    ("events-p99", "ms", |report| {
+        report
+            .events
+            .map_or(f64::NAN, |events| events.latency_ms.p99)
+    }),
+];
+
+/// Only whole rounds are compared.
+fn lines(workload: Workload, servers: &[Named], all: &[Vec<Report>]) -> Vec<Line> {
+    let mut figures = FIGURES.to_vec();
+    if workload == Workload::Watch {
+        figures.extend(EVENT_FIGURES);
+    }
+    let mut lines = Vec::new();
+    for (other, reports) in servers.iter().zip(all).skip(1) {
+        for (name, unit, figure) in &figures {
+            let ours = &servers[0].name;
+            let mut line = Line::new(
+                format!("{}-{name}", workload.name()),
+                format!("{ours} to {}", other.name),
+                unit,
+                Target::None,
+            );
+            for (ours, theirs) in all[0].iter().zip(reports) {
+                line.round(figure(ours), figure(theirs));
+            }
+            if !line.rounds.is_empty() {
+                lines.push(line);
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_in_each_round_and_nobody_is_always_first() {
+        assert_eq!(turns(0, 3), [0, 1, 2]);
+        assert_eq!(turns(1, 3), [2, 1, 0]);
+        assert_eq!(turns(2, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn servers_have_names() {
+        let named: Named = "etcd=http://127.0.0.1:2379".parse().unwrap();
+        assert_eq!(named.name, "etcd");
+        assert_eq!(named.endpoint.to_string(), "http://127.0.0.1:2379");
+        assert!("http://127.0.0.1:2379".parse::<Named>().is_err());
+        assert!("a=nothing".parse::<Named>().is_err());
+    }
+}
