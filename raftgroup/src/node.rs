@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
-use pontoon_engine::{Answer, ContentHash, Range, RangeAnswer, Request, Revision, Step, Store};
+use pontoon_engine::{
+    Answer, ContentHash, EngineError, Range, RangeAnswer, Request, Revision, Step, Store,
+};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::{Clock, Wal, WalError};
 
@@ -244,25 +246,14 @@ impl Node {
         let begin = first.placed(GroupId::ROOT);
         let begin = begin.and_then(|placed| inner.begin(placed));
         let root = inner.open_replica(GroupId::ROOT, begin.unwrap_or(Begin::Empty));
-        let root = match root.await {
+        match root.await {
             Err(NodeFailure::Damaged(group, reason)) if inner.config.members.len() > 1 => {
                 tracing::error!("group {group} is rebuilt before anything else: {reason}");
-                inner.rebuild(group, None).await?
+                inner.rebuild(group, None).await?;
             }
-            root => root?,
-        };
+            root => drop(root?),
+        }
         gate.open(&inner);
-        let leases = inner.leases.read(&root.group.store());
-        let cluster = leases
-            .and_then(|()| Cluster::read(&root.group.store()))
-            .map_err(|error| NodeFailure::Group(GroupId::ROOT, error.to_string()))?;
-        inner.cluster.send_if_modified(|known| {
-            let newer = known.changed < cluster.changed || known.map.is_none();
-            if newer {
-                *known = cluster;
-            }
-            newer
-        });
         inner.scope.spawn(opening::follow_map(Arc::clone(&inner)));
         inner.scope.spawn(split::tend(Arc::clone(&inner)));
         inner.scope.spawn(split::watch_sizes(Arc::clone(&inner)));
@@ -660,6 +651,10 @@ impl Inner {
         if steps.iter().any(compare::is_about) {
             self.note_content(group, store, index);
         }
+        if let Some(split) = split::made_by(steps) {
+            self.watches.split(group, split.child, &split.keys);
+            self.answers.split(group, split.child);
+        }
         // (A snapshot has no steps, and may have brought anything.)
         if steps.is_empty() || steps.iter().any(split::is_about) {
             self.copies.news.notify_one();
@@ -667,15 +662,18 @@ impl Inner {
         self.progress.send_modify(|count| *count += 1);
     }
 
+    /// Takes over what the root group's store has, which stands still.
+    pub(crate) fn read_root(&self, store: &Store) -> Result<(), EngineError> {
+        self.leases.read(store)?;
+        self.cluster.send_replace(Cluster::read(store)?);
+        Ok(())
+    }
+
     fn root_applied_entry(&self, store: &Arc<Store>, index: LogIndex, steps: &[Step]) {
         if steps.is_empty() {
             // A snapshot may have brought anything.
-            let leases = self.leases.read(store);
-            match leases.and_then(|()| Cluster::read(store)) {
-                Ok(cluster) => {
-                    self.cluster.send_replace(cluster);
-                }
-                Err(error) => tracing::error!("root group: {error}"),
+            if let Err(error) = self.read_root(store) {
+                tracing::error!("root group: {error}");
             }
             return;
         }

@@ -80,6 +80,11 @@ const SNAPSHOT_WITHIN: Duration = Duration::from_secs(60);
 
 /// What turns entries into steps, and hears what was applied.
 pub(crate) trait Machine: Send + Sync + 'static {
+    /// The store was opened; nothing more is applied before this returns.
+    fn opened(&self, _store: &Arc<Store>) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// The steps of a proposed entry; `term` is the entry's own. An error
     /// stops the replica.
     fn steps(&self, store: &Arc<Store>, term: Term, command: Bytes) -> Result<Vec<Step>, String>;
@@ -250,6 +255,7 @@ impl Group {
             Arc::clone(&failure),
         )?;
         begin::check(&config.begin, &log, &replica)?;
+        replica.opened()?;
         let probe = Arc::new(Probe::new(config.timing.election_max));
         let links = Links {
             peers,

@@ -131,13 +131,14 @@ impl Inner {
         let Some(placed) = map.placed(replica.id) else {
             return true;
         };
+        let now = replica.group.membership();
         let mut splits = cluster.splits.under_way.iter();
-        if splits.any(|splitting| splitting.parent == replica.id) {
-            // The child gets the members that its parent has: they stay.
+        if splits.any(|splitting| splitting.parent == replica.id) && !now.joint {
+            // The child gets the members that its parent has: they stay. (A
+            // change that was begun comes to its end first.)
             return false;
         }
         let target = Target::of(placed, cluster);
-        let now = replica.group.membership();
         if target.voters.is_empty()
             || (!now.joint && now.voters == target.voters && now.learners == target.learners)
         {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use pontoon_engine::{Revision, Step, Store};
+use pontoon_engine::{EngineError, Revision, Step, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::command::Command;
@@ -170,6 +170,13 @@ impl Follow {
 }
 
 impl Machine for Follow {
+    fn opened(&self, store: &Arc<Store>) -> Result<(), EngineError> {
+        match self.node.upgrade() {
+            Some(node) if self.id.is_root() => node.read_root(store),
+            _ => Ok(()),
+        }
+    }
+
     fn steps(&self, store: &Arc<Store>, term: Term, command: Bytes) -> Result<Vec<Step>, String> {
         let steps = Command::admitted(command, term, store.last_revision())?;
         self.refused.store(steps.is_none(), Ordering::Relaxed);

@@ -98,6 +98,17 @@ pub(crate) fn forget_step(child: GroupId) -> Step {
     }
 }
 
+/// The split that an entry makes, if it does.
+pub(crate) fn made_by(steps: &[Step]) -> Option<SplitRecord> {
+    steps.iter().find_map(|step| match step {
+        Step::Record {
+            name,
+            content: Some(content),
+        } if name.starts_with(PREFIX) => SplitRecord::decode(content.clone()),
+        _ => None,
+    })
+}
+
 /// Whether a step is about a split.
 pub(crate) fn is_about(step: &Step) -> bool {
     matches!(step, Step::Record { name, .. } if name.starts_with(PREFIX))

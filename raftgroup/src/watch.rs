@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pontoon_engine::{EngineError, Event, KeyRange, Reject, Revision, Store};
 
+use crate::map::within;
 use crate::node::Inner;
 use crate::position::GroupId;
 use crate::replica::Replica;
@@ -397,12 +398,14 @@ impl Place {
         if parts.is_empty() {
             return;
         }
+        let bounds = store.bounds();
         let (mut events, reach) = state.kept.remove(&group).unwrap_or_default();
         for (_, keys) in &parts {
             let from = next.max(reach.next());
             match store.events(keys, from, through, self.prev_kv) {
-                Ok(more) => events.extend(more),
-                Err(_) => {
+                Ok(more) if within(keys, &bounds) => events.extend(more),
+                // A part of it is elsewhere, by a snapshot that was past the split.
+                _ => {
                     state.caught_up = false;
                     return;
                 }

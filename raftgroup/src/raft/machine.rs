@@ -125,6 +125,11 @@ impl Replica {
         Ok(replica)
     }
 
+    /// Before the first entry.
+    pub(crate) fn opened(&self) -> Result<(), EngineError> {
+        self.machine.opened(&self.store())
+    }
+
     pub(crate) fn store(&self) -> Arc<Store> {
         self.stores.borrow().clone()
     }
