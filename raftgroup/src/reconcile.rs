@@ -33,7 +33,9 @@ pub(crate) async fn reconcile(node: Arc<Inner>) {
     let mut balanced = Instant::now();
     loop {
         let now = cluster.borrow_and_update().clone();
-        node.link.set_peers(&node.addresses());
+        let addresses = node.addresses();
+        node.link.set_peers(&addresses);
+        node.wake_strangers(&addresses);
         node.look_for_damage();
         node.tell_of_rebuilt(&now).await;
         let mut settled = true;

@@ -4,6 +4,7 @@
 //! Kept true: a group rests only when every member has all of its log; those
 //! that a peer's fate concerns are woken when it changes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -61,6 +62,20 @@ impl Inner {
                 tokio::task::yield_now().await;
             }
         });
+    }
+
+    /// Wakes the quiet groups whose leader is none of these nodes any more:
+    /// nothing will be heard of its fate.
+    pub(crate) fn wake_strangers(&self, nodes: &BTreeMap<NodeId, String>) {
+        for replica in self.replicas() {
+            let leader = replica.group.leader();
+            if replica.group.is_quiet()
+                && leader.is_some_and(|leader| leader != self.me && !nodes.contains_key(&leader))
+            {
+                replica.busy.store(true, Ordering::Relaxed);
+                replica.group.set_quiet(false);
+            }
+        }
     }
 
     pub(crate) fn rest_follower(&self, from: NodeId, group: GroupId, term: Term, index: LogIndex) {

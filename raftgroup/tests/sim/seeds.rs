@@ -255,7 +255,7 @@ impl Summary {
 /// Says what is wrong, in bounded length.
 fn tell(report: &Report) {
     for (promise, detail) in &report.broken {
-        let detail: String = detail.chars().take(3000).collect();
+        let detail: String = detail.chars().take(8000).collect();
         println!("seed {}: broken: {promise}\n{detail}", report.seed);
     }
 }
