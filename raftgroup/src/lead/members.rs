@@ -37,7 +37,8 @@ impl Lead<'_> {
         if self.member_jobs.is_empty() || self.changing_members || self.draining {
             return;
         }
-        if self.splits.is_frozen() {
+        // One entry at a time changes the map: each is made of what is applied.
+        if self.splits.is_frozen() || self.splits.noting {
             return;
         }
         let (Some(map), Some(members)) = (&cluster.map, &cluster.members) else {

@@ -41,7 +41,7 @@ pub(super) struct SplitsHere {
     shedding: bool,
     /// To the root group's leader: jobs that change what it notes.
     jobs: Vec<Job>,
-    noting: bool,
+    pub(super) noting: bool,
 }
 
 impl SplitsHere {
@@ -234,6 +234,10 @@ impl Lead<'_> {
     /// Proposes what is to be noted, one change at a time.
     async fn note_splits(&mut self, cluster: &Cluster) {
         if self.splits.jobs.is_empty() || self.splits.noting || self.draining {
+            return;
+        }
+        // One entry at a time changes the map: each is made of what is applied.
+        if self.splits.frozen || self.changing_members {
             return;
         }
         let Some(map) = cluster.map.clone() else {
