@@ -734,7 +734,7 @@ impl Handler for Inner {
                     return;
                 };
                 self.scope.spawn(async move {
-                    let outcome = node.serve_forwarded(forward).await;
+                    let outcome = node.serve_forwarded(from, forward).await;
                     reply.send(outcome.encode());
                 });
             }

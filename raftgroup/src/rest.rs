@@ -2,7 +2,8 @@
 //! watch each other instead.
 //!
 //! Kept true: a group rests only when every member has all of its log; those
-//! that a peer's fate concerns are woken when it changes.
+//! that a peer's fate concerns are woken when it changes, and one that its
+//! leader asks for a leader, because its replica there has stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,6 +12,7 @@ use crate::codec::Wire;
 use crate::message::Message;
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
+use crate::replica::Replica;
 
 /// Lets the timers of groups rest in which nothing happens.
 pub(crate) async fn rest(node: Arc<Inner>) {
@@ -54,13 +56,19 @@ impl Inner {
                 for replica in some.iter().filter(|replica| replica.group.is_quiet()) {
                     let leader = replica.group.leadership().borrow().leader;
                     if leader.is_none_or(|leader| leader == peer || leader == node.me) {
-                        replica.busy.store(true, Ordering::Relaxed);
-                        replica.group.set_quiet(false);
+                        wake(replica);
                     }
                 }
                 tokio::task::yield_now().await;
             }
         });
+    }
+
+    /// Wakes a quiet group whose leader leads it no more: it asks who does.
+    pub(crate) fn wake_without(&self, leader: NodeId, replica: &Replica) {
+        if replica.group.is_quiet() && replica.group.leader() == Some(leader) {
+            wake(replica);
+        }
     }
 
     pub(crate) fn rest_follower(&self, from: NodeId, group: GroupId, term: Term, index: LogIndex) {
@@ -76,4 +84,9 @@ impl Inner {
             replica.group.set_quiet(true);
         }
     }
+}
+
+fn wake(replica: &Replica) {
+    replica.busy.store(true, Ordering::Relaxed);
+    replica.group.set_quiet(false);
 }
