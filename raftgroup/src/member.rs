@@ -138,6 +138,13 @@ pub(crate) struct Counted {
 
 wire!(struct Counted { member, in_sync, term, leader, committed, last });
 
+impl Counted {
+    /// Whether it is no member, and no other leader can find that it is.
+    pub(crate) fn is_out(&self) -> bool {
+        !self.member && self.committed
+    }
+}
+
 /// Between two looks.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -237,7 +244,7 @@ impl Inner {
         self.change_members(work, deadline).await?;
         let map = self.map_known(deadline).await?;
         for (placed, _) in map.ranges() {
-            while self.counted(placed.group, id, deadline).await?.member {
+            while !self.counted(placed.group, id, deadline).await?.is_out() {
                 if Instant::now() + RETRY >= deadline {
                     return Err(Failure::TimedOut);
                 }
@@ -245,5 +252,25 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Whether a node is a member, or some group still counts it; `None` if
+    /// that can't be said.
+    pub(crate) async fn is_counted(self: &Arc<Self>, id: NodeId) -> Option<bool> {
+        let (map, members) = {
+            let cluster = self.cluster.borrow();
+            (cluster.map.clone()?, cluster.members.clone()?)
+        };
+        if members.contains_key(&id) {
+            return Some(true);
+        }
+        let soon = Instant::now() + self.timing.call;
+        for (placed, _) in map.ranges() {
+            let counted = self.counted(placed.group, id, soon).await.ok()?;
+            if !counted.is_out() {
+                return Some(true);
+            }
+        }
+        Some(false)
     }
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::link::{Handler, PeerEvent, Reply};
-use crate::member::{Counted, MemberWork};
+use crate::member::MemberWork;
 use crate::message::{Answered, Declined, Done, Forward, Work};
 use crate::node::{Inner, NodeFailure};
 use crate::position::{GroupId, NodeId};
@@ -61,7 +61,7 @@ impl Inner {
             self.at_leader(GroupId::ROOT, work).await;
             let done = self.at_leader(group, Work::Count { id }).await;
             match done.answer {
-                Answered::Counted(counted) if is_not_counted(&counted) => break counted,
+                Answered::Counted(counted) if counted.is_out() => break counted,
                 _ => tokio::time::sleep(RETRY).await,
             }
         };
@@ -136,10 +136,6 @@ impl Inner {
             }
         }
     }
-}
-
-fn is_not_counted(counted: &Counted) -> bool {
-    !counted.member && counted.committed
 }
 
 /// Beside a new log, as long as it doesn't say of every replica that its old

@@ -43,8 +43,8 @@ pub(crate) enum Message {
     /// From the leader of a range that is to be split: whether its upper half
     /// is copied; answered with a [`Heard`].
     SplitReady { child: GroupId },
-    /// Whether a node is a member, as another knows; answered with an
-    /// `Option<bool>`.
+    /// Whether a node is a member, or is still counted by some group;
+    /// answered with an `Option<bool>`.
     IsMember { node: NodeId },
     /// What a replica held at an entry; answered with an `Option` of a
     /// [`crate::compare::Compared`].

@@ -379,7 +379,8 @@ impl Node {
         self.close().await;
     }
 
-    /// Whether this member was removed, as others say; `None` if nobody says.
+    /// Whether this member was removed and no group counts it any more, as
+    /// others say, so that it may stop; `None` if nobody says.
     pub async fn is_removed(&self) -> Option<bool> {
         self.0.is_removed().await
     }
@@ -731,7 +732,7 @@ impl Handler for Inner {
                     return;
                 };
                 self.scope.spawn(async move {
-                    let outcome = node.serve_forwarded(forward).await;
+                    let outcome = node.serve_forwarded(from, forward).await;
                     reply.send(outcome.encode());
                 });
             }
@@ -753,9 +754,12 @@ impl Handler for Inner {
                 reply.send(self.content_at(group, index).encode());
             }
             Message::IsMember { node } => {
-                let members = self.cluster.borrow().members.clone();
-                let known = members.map(|members| members.contains_key(&node));
-                reply.send(known.encode());
+                let Some(this) = self.this() else {
+                    return;
+                };
+                self.scope.spawn(async move {
+                    reply.send(this.is_counted(node).await.encode());
+                });
             }
             Message::Quiet { .. } => {}
         }

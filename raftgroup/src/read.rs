@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::Failure;
-use crate::map::{RangeMap, Touches, within};
+use crate::map::{Placed, RangeMap, Touches, within};
 use crate::message::{Answered, Declined, Done, Message, Outcome, ReadPoint, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex};
@@ -324,6 +324,13 @@ impl Inner {
         loop {
             progress.mark_unchanged();
             let map = self.map_known(deadline).await?;
+            let parts = map.parts(&wanted.keys);
+            let mut places = parts.iter().map(|(group, _)| map.placed(*group));
+            let here = |placed: &Placed| placed.members.contains(&self.me);
+            if !places.all(|placed| placed.is_some_and(here)) {
+                // Nothing to wait for: it is not kept here.
+                return self.read(wanted, deadline).await;
+            }
             match self.read_here(wanted, &map)? {
                 Some(answer) => return Ok(answer),
                 None => {

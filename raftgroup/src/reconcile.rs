@@ -201,7 +201,7 @@ impl Inner {
         }
         let soon = Instant::now() + self.timing.call;
         match self.counted(replica.id, self.me, soon).await {
-            Ok(counted) if !counted.member && counted.committed => {
+            Ok(counted) if counted.is_out() => {
                 self.copies.all_made(replica.id).await;
                 self.replicas.write().remove(&replica.id);
                 if let Err(error) = replica.group.destroy().await {
@@ -289,13 +289,14 @@ impl Inner {
         }
     }
 
-    /// Whether this node was removed, as others say; `None` if nobody says.
+    /// Whether this node was removed and no group counts it, as others say;
+    /// `None` if nobody says.
     pub(crate) async fn is_removed(self: &Arc<Self>) -> Option<bool> {
         for peer in self.addresses().into_keys().filter(|peer| *peer != self.me) {
             let message = Message::IsMember { node: self.me };
             let told = self.call::<Option<bool>>(peer, &message, self.timing.call);
-            if let Some(Some(member)) = told.await {
-                return Some(!member);
+            if let Some(Some(counted)) = told.await {
+                return Some(!counted);
             }
         }
         None

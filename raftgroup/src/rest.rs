@@ -2,7 +2,8 @@
 //! watch each other instead.
 //!
 //! Kept true: a group rests only when every member has all of its log; those
-//! that a peer's fate concerns are woken when it changes.
+//! that a peer's fate concerns are woken when it changes, and one that its
+//! leader asks for a leader, because its replica there has stopped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use crate::codec::Wire;
 use crate::message::Message;
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
+use crate::replica::Replica;
 
 /// Lets the timers of groups rest in which nothing happens.
 pub(crate) async fn rest(node: Arc<Inner>) {
@@ -55,8 +57,7 @@ impl Inner {
                 for replica in some.iter().filter(|replica| replica.group.is_quiet()) {
                     let leader = replica.group.leadership().borrow().leader;
                     if leader.is_none_or(|leader| leader == peer || leader == node.me) {
-                        replica.busy.store(true, Ordering::Relaxed);
-                        replica.group.set_quiet(false);
+                        wake(replica);
                     }
                 }
                 tokio::task::yield_now().await;
@@ -72,9 +73,15 @@ impl Inner {
             if replica.group.is_quiet()
                 && leader.is_some_and(|leader| leader != self.me && !nodes.contains_key(&leader))
             {
-                replica.busy.store(true, Ordering::Relaxed);
-                replica.group.set_quiet(false);
+                wake(&replica);
             }
+        }
+    }
+
+    /// Wakes a quiet group whose leader leads it no more: it asks who does.
+    pub(crate) fn wake_without(&self, leader: NodeId, replica: &Replica) {
+        if replica.group.is_quiet() && replica.group.leader() == Some(leader) {
+            wake(replica);
         }
     }
 
@@ -91,4 +98,9 @@ impl Inner {
             replica.group.set_quiet(true);
         }
     }
+}
+
+fn wake(replica: &Replica) {
+    replica.busy.store(true, Ordering::Relaxed);
+    replica.group.set_quiet(false);
 }

@@ -239,10 +239,11 @@ impl Inner {
     }
 
     /// Does work that another node sent here.
-    pub(crate) async fn serve_forwarded(&self, forward: Forward) -> Outcome {
+    pub(crate) async fn serve_forwarded(&self, from: NodeId, forward: Forward) -> Outcome {
         let Some(replica) = self.replica(forward.group) else {
             return Err(Declined::NotLeader(None));
         };
+        self.wake_without(from, &replica);
         if !forward.work.is_aside() && self.map_version() != Some(forward.map) {
             // One of the two knows an older map; both will know soon.
             return Err(Declined::Again);

@@ -235,7 +235,7 @@ impl Lead<'_> {
     fn revoke(&mut self, id: i64, mut job: Job) {
         let Some(mut lease) = self.lease(id).filter(|lease| !lease.revoking) else {
             // It goes; that it is gone is not said before it is.
-            return match self.node.leases.alive(id) {
+            return match self.node.leases.get(id) {
                 Some(_) => job.finish(Err(Declined::Again)),
                 None => self.refuse(Reject::LeaseNotFound, job),
             };

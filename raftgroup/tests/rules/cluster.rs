@@ -10,7 +10,9 @@ use pontoon_engine::{
     Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, RangeAnswer, Relation,
     Request, Revision, Txn, TxnAnswer,
 };
-use pontoon_raftgroup::{Config, Failure, GroupId, Node, NodeId, Scope, SimNetwork};
+use pontoon_raftgroup::{
+    Config, Failure, GroupId, Node, NodeFailure, NodeId, ReplicaStatus, Scope, SimNetwork,
+};
 use pontoon_wal::disk::sim::{SimClock, SimDisk};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -42,8 +44,16 @@ pub(crate) async fn pause(millis: u64) {
 /// Nodes 1, 2, 3 and so on; keys are cut at the given ones.
 pub(crate) struct Cluster {
     pub(crate) network: Arc<SimNetwork>,
-    disks: Vec<Arc<SimDisk>>,
+    seed: u64,
+    places: BTreeMap<u64, Place>,
     nodes: BTreeMap<u64, (Node, Scope)>,
+}
+
+/// Where a node runs, or ran.
+struct Place {
+    config: Config,
+    disk: SimDisk,
+    starts: u64,
 }
 
 impl Cluster {
@@ -70,10 +80,10 @@ impl Cluster {
         splits: &[&'static str],
         change: impl Fn(&mut Config),
     ) -> Self {
-        let network = SimNetwork::new(seed);
         let mut cluster = Self {
-            network: Arc::clone(&network),
-            disks: Vec::new(),
+            network: SimNetwork::new(seed),
+            seed,
+            places: BTreeMap::new(),
             nodes: BTreeMap::new(),
         };
         for id in 1..=nodes {
@@ -81,7 +91,7 @@ impl Cluster {
             let mut config = Config::new(NodeId(id), 7, "/data", members);
             config.splits = splits.iter().map(|key| Bytes::from(*key)).collect();
             change(&mut config);
-            cluster.open(seed, config).await;
+            cluster.open(config).await;
         }
         for group in 0..=splits.len() as u64 {
             cluster.until_led(GroupId(group)).await;
@@ -89,27 +99,65 @@ impl Cluster {
         cluster
     }
 
-    async fn open(&mut self, seed: u64, mut config: Config) {
+    async fn open(&mut self, mut config: Config) {
         let id = config.node.0;
-        let chance = seed.wrapping_mul(1_000_003).wrapping_add(id);
-        config.segment_bytes = 4 << 20;
-        let disk = Arc::new(SimDisk::new(chance));
-        self.disks.push(Arc::clone(&disk));
-        let clock = Arc::new(SimClock::new(chance));
+        config.segment_bytes = config.segment_bytes.min(4 << 20);
+        let disk = SimDisk::new(self.chance(id));
+        let place = Place {
+            config,
+            disk,
+            starts: 0,
+        };
+        self.places.insert(id, place);
+        self.start_again(id).await;
+    }
+
+    fn chance(&self, id: u64) -> u64 {
+        self.seed.wrapping_mul(1_000_003).wrapping_add(id)
+    }
+
+    /// Starts a node that was ended, with what its disk has.
+    pub(crate) async fn start_again(&mut self, id: u64) {
+        let opened = self.try_again(id, LONG).await;
+        opened.expect("it opens in time").expect("it opens");
+    }
+
+    /// The same; `None` if it can't be opened in time, and then it is ended.
+    pub(crate) async fn try_again(
+        &mut self,
+        id: u64,
+        within: Duration,
+    ) -> Option<Result<(), NodeFailure>> {
+        let chance = self.chance(id);
+        let place = self.places.get_mut(&id).expect("it has one");
+        let chance = chance.wrapping_add(place.starts << 32);
+        place.starts += 1;
+        let (config, disk) = (place.config.clone(), Arc::new(place.disk.clone()));
         let scope = Scope::new(chance);
+        let clock = Arc::new(SimClock::new(chance));
         let network = self.network.node(config.node);
-        let node = Node::open(config, disk, clock, network, scope.clone()).await;
-        self.nodes.insert(id, (node.expect("it opens"), scope));
+        let node = Node::open(config, disk, clock, network, scope.clone());
+        match timeout(within, node).await {
+            Ok(Ok(node)) => {
+                self.nodes.insert(id, (node, scope));
+                Some(Ok(()))
+            }
+            failed => {
+                self.network.kill(NodeId(id));
+                scope.end();
+                failed.ok().map(|opened| opened.map(|_| ()))
+            }
+        }
     }
 
     /// A node that was taken in starts; it is the next number.
     pub(crate) async fn join(&mut self) -> u64 {
-        let id = self.disks.len() as u64 + 1;
+        let id = self.places.len() as u64 + 1;
         let known = self.nodes.keys().copied().chain([id]);
         let members = known.map(|id| (NodeId(id), String::new())).collect();
         let mut config = Config::new(NodeId(id), 7, "/data", members);
         config.join = true;
-        self.open(1, config).await;
+        self.open(config).await;
         id
     }
 
@@ -133,12 +181,33 @@ impl Cluster {
         (ready && leaders.all(|leader| leader == Some(first))).then_some(first.0)
     }
 
-    fn all(&self) -> Vec<u64> {
+    pub(crate) fn running(&self) -> Vec<u64> {
         self.nodes.keys().copied().collect()
     }
 
+    /// Those that run and have a group, as the map says; all until it is known.
+    fn hosts(&self, group: GroupId) -> Vec<u64> {
+        let has = |id: &u64| match self.nodes[id].0.map() {
+            Some(map) => map
+                .placed(group)
+                .is_none_or(|placed| placed.members.contains(&NodeId(*id))),
+            None => true,
+        };
+        self.running().into_iter().filter(has).collect()
+    }
+
     async fn until_led(&self, group: GroupId) -> u64 {
-        self.until_led_among(group, &self.all()).await
+        let mut hosts = self.hosts(group);
+        let led = async {
+            loop {
+                match self.leader(group, &hosts) {
+                    Some(leader) if hosts.contains(&leader) => return leader,
+                    _ => pause(10).await,
+                }
+                hosts = self.hosts(group);
+            }
+        };
+        timeout(LONG, led).await.expect("somebody leads")
     }
 
     /// Waits until some nodes agree who leads, and that one of them does.
@@ -182,14 +251,49 @@ impl Cluster {
 
     /// What is written takes long to be durable.
     pub(crate) fn slow_disk(&self, id: u64, millis: u64) {
-        self.disks[id as usize - 1].slow_syncs(Duration::from_millis(millis));
+        self.disk(id).slow_syncs(Duration::from_millis(millis));
     }
 
-    /// Ends a node for good.
+    pub(crate) fn disk(&self, id: u64) -> &SimDisk {
+        &self.places[&id].disk
+    }
+
+    /// Ends a node at once. What it wrote and did not sync is there.
     pub(crate) fn kill(&mut self, id: u64) {
+        self.end(id, SimDisk::process_kill);
+    }
+
+    /// Ends a node at once. What it did not sync may be gone.
+    pub(crate) fn cut_power(&mut self, id: u64) {
+        let seed = self.seed;
+        self.end(id, |disk| disk.power_cut(seed));
+    }
+
+    fn end(&mut self, id: u64, left: impl FnOnce(&SimDisk) -> SimDisk) {
         let (_, scope) = self.nodes.remove(&id).expect("it runs");
         self.network.kill(NodeId(id));
         scope.end();
+        let place = self.places.get_mut(&id).expect("it has one");
+        place.disk = left(&place.disk);
+    }
+
+    /// Gives a node that doesn't run another disk.
+    pub(crate) fn set_disk(&mut self, id: u64, disk: SimDisk) {
+        assert!(!self.nodes.contains_key(&id), "it runs");
+        self.places.get_mut(&id).expect("it has one").disk = disk;
+    }
+
+    /// How many groups each of the running nodes leads.
+    pub(crate) fn led(&self) -> Vec<usize> {
+        let nodes = self.nodes.values();
+        let led = nodes.map(|(node, _)| node.status().iter().filter(|one| one.leads).count());
+        led.collect()
+    }
+
+    /// What a node says of its replica of a group, if it has one.
+    pub(crate) fn replica(&self, id: u64, group: GroupId) -> Option<ReplicaStatus> {
+        let status = self.nodes.get(&id)?.0.status();
+        status.into_iter().find(|replica| replica.group == group)
     }
 }
 
@@ -312,11 +416,24 @@ pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> Option<T> {
     timeout(SHORT, what).await.ok()
 }
 
-pub(crate) async fn until(mut what: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !what() {
-        assert!(Instant::now() < end, "it never happened");
-        pause(10).await;
+#[track_caller]
+pub(crate) fn until(mut what: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    let from = std::panic::Location::caller();
+    async move {
+        let end = Instant::now() + LONG;
+        while !what() {
+            assert!(Instant::now() < end, "{from}: it never happened");
+            pause(10).await;
+        }
+    }
+}
+
+/// Writes to every key and finds it, at one node.
+pub(crate) async fn use_all(node: &Node, keys: &[&str]) {
+    for key in keys {
+        let value = format!("{key} by {}", node.id());
+        node.put(key, &value).await;
+        assert_eq!(node.get(key).await.kvs[0].value, value);
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use pontoon_engine::{Put, Reject, Request};
 use pontoon_raftgroup::{Failure, GroupId, Node};
+use tokio::task::spawn_local;
 
 use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate};
 
@@ -76,6 +77,27 @@ fn rule_13_a_lease_takes_its_keys_along_in_one_group() {
 #[test]
 fn rule_13_a_lease_takes_its_keys_along_over_groups() {
     simulate(revoke_and_expire(&["f", "m"]));
+}
+
+/// A lease is being revoked, which takes a while, and is revoked again.
+#[test]
+fn rule_13_a_lease_is_not_said_to_be_gone_before_its_keys_are() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        let node = cluster.node(3);
+        node.lease_grant(7, 60, LONG).await.expect("it is granted");
+        attach(&node, "n", 7).await.expect("it is attached");
+        cluster.slow(1, 2, 100);
+        let first = cluster.node(1);
+        let first = spawn_local(async move { first.lease_revoke(7, LONG).await });
+        pause(50).await;
+        let second = node.lease_revoke(7, LONG).await;
+        assert_eq!(second, Err(Failure::Reject(Reject::LeaseNotFound)));
+        assert!(node.get("n").await.kvs.is_empty());
+        first.await.expect("it runs").expect("it is revoked");
+    });
 }
 
 #[test]

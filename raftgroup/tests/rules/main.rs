@@ -5,9 +5,11 @@
 
 mod cluster;
 mod compact;
+mod damage;
 mod fail;
 mod lease;
 mod members;
+mod place;
 mod read;
 mod sequence;
 mod serializable;

@@ -2,7 +2,9 @@
 
 use pontoon_raftgroup::{Failure, GroupId, Member, MemberReject, NodeId};
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate, until};
+use tokio::task::spawn_local;
+
+use crate::cluster::{Client, Cluster, LONG, ROOT, SHORT, pause, simulate, until, use_all};
 
 fn member(learner: bool) -> Member {
     Member {
@@ -44,6 +46,93 @@ fn a_learner_gets_everything_and_then_a_vote() {
             cluster.node(4).put(key, "2").await;
         }
         assert_eq!(cluster.node(4).get("g").await.kvs[0].value, "2");
+    });
+}
+
+/// A voter that is not there yet takes nothing from the others: two of three
+/// are enough until it has everything.
+#[test]
+fn in_every_group_a_new_voter_listens_first_and_then_votes() {
+    simulate(async {
+        let keys = ["a", "g", "n"];
+        let mut cluster = Cluster::start(3, &["f", "m"]).await;
+        use_all(&cluster.node(1), &keys).await;
+        let node = cluster.node(1);
+        let added = node.member_add(NodeId(4), member(false), LONG).await;
+        added.expect("it is taken in");
+        pause(3000).await;
+        cluster.kill(3);
+        use_all(&cluster.node(1), &keys).await;
+        cluster.start_again(3).await;
+        let id = cluster.join().await;
+        for group in 0..3 {
+            let has_all = |id, group| cluster.replica(id, group).map(|one| one.applied);
+            let group = GroupId(group);
+            until(|| has_all(id, group).is_some() && has_all(id, group) == has_all(1, group)).await;
+        }
+        // Now it takes three of four.
+        pause(3000).await;
+        cluster.kill(3);
+        cluster.network.isolate(NodeId(4));
+        for key in keys {
+            let alone = cluster.node(1).put_within(key, "no", 4 * SHORT).await;
+            assert!(alone.is_err(), "{key}: {alone:?}");
+        }
+        cluster.network.rejoin(NodeId(4));
+        use_all(&cluster.node(1), &keys).await;
+    });
+}
+
+/// The new one gets nothing of one group, whose leader doesn't reach it.
+#[test]
+fn promote_refuses_until_all_groups_are_in_sync() {
+    simulate(async {
+        let mut cluster = Cluster::start(3, &["f", "m"]).await;
+        for (group, leader) in [(0, 1), (1, 2), (2, 3)] {
+            cluster.lead(GroupId(group), leader).await;
+        }
+        let node = cluster.node(1);
+        let added = node.member_add(NodeId(4), member(true), LONG).await;
+        added.expect("it is taken in");
+        cluster.part(3, 4);
+        let id = cluster.join().await;
+        for group in [ROOT, GroupId(1)] {
+            let applied = |id| cluster.replica(id, group).map(|one| one.applied);
+            until(|| applied(id).is_some() && applied(id) == applied(1)).await;
+        }
+        for _ in 0..10 {
+            pause(300).await;
+            let early = node.member_promote(NodeId(4), LONG).await;
+            assert_eq!(early, Err(Failure::Member(MemberReject::NotInSync)));
+        }
+        cluster.network.heal_all();
+        let mut promoted = node.member_promote(NodeId(4), LONG).await;
+        while promoted == Err(Failure::Member(MemberReject::NotInSync)) {
+            pause(50).await;
+            promoted = node.member_promote(NodeId(4), LONG).await;
+        }
+        promoted.expect("it is promoted");
+    });
+}
+
+/// The leader of a group hears late that a member is removed, and counts it
+/// until then: it could not do without it, if another one failed.
+#[test]
+fn a_removed_member_stops_only_when_no_group_counts_it() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.slow(1, 2, 600);
+        let node = cluster.node(1);
+        let removing = spawn_local(async move { node.member_remove(NodeId(3), LONG).await });
+        until(|| cluster.node(1).members().len() == 2).await;
+        pause(300).await;
+        assert!(!removing.is_finished());
+        assert_ne!(cluster.node(3).is_removed().await, Some(true));
+        cluster.slow(1, 2, 0);
+        removing.await.expect("it runs").expect("it is removed");
+        assert_eq!(cluster.node(3).is_removed().await, Some(true));
     });
 }
 

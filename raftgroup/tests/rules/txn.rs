@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use pontoon_engine::{
-    Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, Relation, Request, Txn,
+    Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, RangeAnswer, Relation,
+    Request, Txn,
 };
-use pontoon_raftgroup::{GroupId, NodeId, Watch};
+use pontoon_raftgroup::{GroupId, Node, NodeId, Watch};
 use tokio::task::spawn_local;
 
 use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate};
@@ -140,6 +141,35 @@ fn rule_12_a_latch_waits_for_what_was_read_and_has_no_revision() {
     });
 }
 
+/// Takes one from a number and adds it to another; `false` if somebody else
+/// changed them meanwhile.
+pub(crate) async fn move_one(node: &Node, from: &'static str, to: &'static str) -> bool {
+    let (one, two) = (node.get(from).await, node.get(to).await);
+    let number = |answer: &RangeAnswer| {
+        let value = String::from_utf8_lossy(&answer.kvs[0].value).into_owned();
+        value.parse::<i64>().expect("a number")
+    };
+    let same = |key: &'static str, answer: &RangeAnswer| Compare {
+        keys: KeyRange::one(key),
+        operand: Operand::Modified(answer.kvs[0].modified.0),
+        relation: Relation::Equal,
+    };
+    let set = |key: &'static str, value: i64| {
+        Op::Put(Put {
+            key: Bytes::from(key),
+            value: Bytes::from(value.to_string()),
+            ..Put::default()
+        })
+    };
+    let txn = Txn {
+        compare: vec![same(from, &one), same(to, &two)],
+        success: vec![set(from, number(&one) - 1), set(to, number(&two) + 1)],
+        failure: Vec::new(),
+    };
+    let done = node.txn(txn, LONG).await.expect("it is answered");
+    done.succeeded
+}
+
 /// Many clients move one from key to key, over all groups at once.
 #[test]
 fn rule_12_sums_stay_while_many_move() {
@@ -155,30 +185,7 @@ fn rule_12_sums_stay_while_many_move() {
                 let mut moved = 0;
                 while moved < 5 {
                     let (from, to) = (keys[n as usize % 3], keys[(n as usize + 1) % 3]);
-                    let (one, two) = (node.get(from).await, node.get(to).await);
-                    let number = |answer: &pontoon_engine::RangeAnswer| {
-                        let value = String::from_utf8_lossy(&answer.kvs[0].value).into_owned();
-                        value.parse::<i64>().expect("a number")
-                    };
-                    let same = |key: &'static str, answer: &pontoon_engine::RangeAnswer| Compare {
-                        keys: KeyRange::one(key),
-                        operand: Operand::Modified(answer.kvs[0].modified.0),
-                        relation: Relation::Equal,
-                    };
-                    let set = |key: &'static str, value: i64| {
-                        Op::Put(Put {
-                            key: Bytes::from(key),
-                            value: Bytes::from(value.to_string()),
-                            ..Put::default()
-                        })
-                    };
-                    let txn = Txn {
-                        compare: vec![same(from, &one), same(to, &two)],
-                        success: vec![set(from, number(&one) - 1), set(to, number(&two) + 1)],
-                        failure: Vec::new(),
-                    };
-                    let done = node.txn(txn, LONG).await.expect("it is answered");
-                    moved += u64::from(done.succeeded);
+                    moved += u64::from(move_one(&node, from, to).await);
                 }
             })
         });

@@ -1,0 +1,150 @@
+//! Which nodes have which group, and who leads it.
+
+use std::collections::BTreeSet;
+
+use pontoon_raftgroup::{GroupId, NodeId};
+
+use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate, until, use_all};
+use crate::split::split;
+use crate::txn::move_one;
+
+/// The groups that the map places on each node, and those that it has.
+fn placed_and_there(cluster: &Cluster, id: u64) -> (BTreeSet<GroupId>, BTreeSet<GroupId>) {
+    let map = cluster.node(id).map().expect("it is known");
+    let placed = map
+        .ranges()
+        .filter(|(placed, _)| placed.members.contains(&NodeId(id)));
+    let placed = placed.map(|(placed, _)| placed.group).collect();
+    let status = cluster.node(id).status();
+    (placed, status.iter().map(|one| one.group).collect())
+}
+
+async fn until_as_the_map_says(cluster: &Cluster) {
+    for id in cluster.running() {
+        until(|| {
+            let (placed, there) = placed_and_there(cluster, id);
+            placed == there
+        })
+        .await;
+    }
+}
+
+#[test]
+fn by_default_every_group_is_on_every_voter() {
+    simulate(async {
+        let cluster = Cluster::start(5, &["f", "m"]).await;
+        split(&cluster.node(1), "t").await;
+        until_as_the_map_says(&cluster).await;
+        let map = cluster.node(1).map().expect("it is known");
+        let all: Vec<_> = (1..=5).map(NodeId).collect();
+        for (placed, _) in map.ranges() {
+            assert_eq!((&placed.voters, &placed.members), (&all, &all));
+        }
+        assert!((1..=5).all(|id| cluster.node(id).status().len() == 4));
+    });
+}
+
+/// Seven nodes, of which three have a group and five vote in the root group.
+async fn seven() -> Cluster {
+    let splits = &["c", "f", "m", "t"];
+    Cluster::start_with(7, splits, |config| config.replicas = 3).await
+}
+
+#[test]
+fn with_three_replicas_a_group_is_on_three_nodes_and_the_root_group_votes_on_five() {
+    simulate(async {
+        let cluster = seven().await;
+        split(&cluster.node(1), "p").await;
+        until_as_the_map_says(&cluster).await;
+        let map = cluster.node(1).map().expect("it is known");
+        for (placed, _) in map.ranges() {
+            let many = (placed.voters.len(), placed.members.len());
+            let due = if placed.group.is_root() {
+                (5, 7)
+            } else {
+                (3, 3)
+            };
+            assert_eq!(many, due, "group {}", placed.group);
+        }
+    });
+}
+
+#[test]
+fn with_three_replicas_requests_work_from_every_member() {
+    simulate(async {
+        let cluster = seven().await;
+        let keys = ["a", "d", "g", "n", "u"];
+        for id in 1..=7 {
+            use_all(&cluster.node(id), &keys).await;
+        }
+        for key in keys {
+            cluster.node(1).put(key, "10").await;
+        }
+        for id in 1..=7 {
+            let node = cluster.node(id);
+            while !move_one(&node, "d", "u").await {}
+            let here = node.get_here("u").await.expect("it is read");
+            assert_eq!(here.kvs[0].value, (10 + id).to_string());
+            let lease = node.lease_grant(0, 60, LONG).await.expect("granted");
+            node.lease_revoke(lease.id, LONG).await.expect("revoked");
+        }
+    });
+}
+
+/// Three of seven are left, which would be too few if all seven voted.
+#[test]
+fn who_only_listens_in_the_root_group_has_no_vote() {
+    simulate(async {
+        let mut cluster = seven().await;
+        let map = cluster.node(1).map().expect("it is known");
+        let root = map.placed(ROOT).expect("it is placed");
+        let voters: Vec<_> = root.voters.iter().map(|node| node.0).collect();
+        let left = &voters[..3];
+        for id in (1..=7).filter(|id| !left.contains(id)) {
+            cluster.kill(id);
+        }
+        cluster.until_led_among(ROOT, left).await;
+        use_all(&cluster.node(left[0]), &["a"]).await;
+    });
+}
+
+async fn until_spread(cluster: &Cluster) {
+    let spread = || {
+        let led = cluster.led();
+        let (most, least) = (led.iter().max(), led.iter().min());
+        led.iter().sum::<usize>() == 6 && most <= least.map(|least| least + 1).as_ref()
+    };
+    until(spread).await;
+}
+
+#[test]
+fn leaders_are_spread_after_splits_and_returns_and_restarts() {
+    simulate(async {
+        let mut cluster = Cluster::start(3, &[]).await;
+        for key in ["c", "f", "m", "p", "t"] {
+            split(&cluster.node(1), key).await;
+        }
+        until_spread(&cluster).await;
+        // One is away, and the others lead what it led.
+        cluster.kill(3);
+        for group in 0..6 {
+            cluster.until_led_among(GroupId(group), &[1, 2]).await;
+        }
+        cluster.start_again(3).await;
+        until_spread(&cluster).await;
+        // All were away, and who comes first leads everything.
+        for id in [1, 2, 3] {
+            cluster.cut_power(id);
+        }
+        for id in [1, 2] {
+            cluster.start_again(id).await;
+        }
+        for group in 0..6 {
+            cluster.until_led_among(GroupId(group), &[1, 2]).await;
+        }
+        pause(3000).await;
+        cluster.start_again(3).await;
+        until_spread(&cluster).await;
+        use_all(&cluster.node(2), &["a", "d", "g", "n", "q", "u"]).await;
+    });
+}
