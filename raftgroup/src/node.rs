@@ -503,6 +503,12 @@ impl Node {
         self.0.floor()
     }
 
+    /// Whether a member was heard of late, or is this one.
+    #[must_use]
+    pub fn is_alive(&self, id: NodeId) -> bool {
+        id == self.0.me || self.0.link.is_alive(id)
+    }
+
     /// The root group's term, and who leads it, as far as this member knows.
     #[must_use]
     pub fn leadership(&self) -> (Term, Option<NodeId>) {
