@@ -31,6 +31,13 @@ impl Store {
         Ok(())
     }
 
+    /// Whether everything that the floor lets go is gone.
+    pub fn is_swept(&self) -> bool {
+        let tables = self.tables.read();
+        let facts = &tables.facts;
+        facts.floor <= facts.swept || facts.floor < facts.sweep.revision
+    }
+
     /// Removes what up to `changes_max` changes left behind. `true` if there
     /// is more to do now.
     pub fn compact_step(&self, changes_max: usize) -> Result<bool, EngineError> {

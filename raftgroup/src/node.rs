@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use pontoon_engine::{
-    Answer, ContentHash, EngineError, Range, RangeAnswer, Request, Revision, Step, Store,
+    Answer, ContentHash, EngineError, Range, RangeAnswer, Reject, Request, Revision, Step, Store,
 };
 use pontoon_wal::disk::Disk;
 use pontoon_wal::{Clock, Wal, WalError};
@@ -51,6 +51,8 @@ pub struct Config {
     pub cluster: u128,
     /// Where its files are.
     pub dir: PathBuf,
+    /// Where its log is, if not there.
+    pub wal_dir: Option<PathBuf>,
     /// The first members and where they are.
     pub members: BTreeMap<NodeId, String>,
     /// Whether it joins a cluster that is there, which must have taken it in.
@@ -104,6 +106,7 @@ impl Config {
             node,
             cluster,
             dir: dir.into(),
+            wal_dir: None,
             members,
             join: false,
             splits: Vec::new(),
@@ -199,7 +202,9 @@ impl Node {
     ) -> Result<Self, NodeFailure> {
         disk.create_dir(&config.dir.join("trees"))
             .map_err(NodeFailure::Disk)?;
-        let mut wal = pontoon_wal::Config::new(config.dir.join("wal"), config.node.0);
+        let wal_dir = config.wal_dir.clone();
+        let wal_dir = wal_dir.unwrap_or_else(|| config.dir.join("wal"));
+        let mut wal = pontoon_wal::Config::new(wal_dir, config.node.0);
         wal.segment_bytes = config.segment_bytes;
         let (trees, alone) = (config.dir.join("trees"), config.members.len() < 2);
         let wal = mend::open_log(wal, &trees, alone, &disk, &clock).await?;
@@ -472,6 +477,79 @@ impl Node {
         Some((LogIndex(applied.index), hash))
     }
 
+    /// The newest revision that a replica here has.
+    #[must_use]
+    pub fn revision(&self) -> Revision {
+        let replicas = self.0.replicas.read();
+        let revisions = replicas
+            .values()
+            .map(|replica| replica.group.store().revision());
+        revisions.max().unwrap_or(Revision::FIRST)
+    }
+
+    /// The lowest revision that can be read; below 0 before the first compaction.
+    #[must_use]
+    pub fn floor(&self) -> Revision {
+        self.0.floor()
+    }
+
+    /// Whether a member was heard of late, or is this one.
+    #[must_use]
+    pub fn is_alive(&self, id: NodeId) -> bool {
+        id == self.0.me || self.0.link.is_alive(id)
+    }
+
+    /// The root group's term, and who leads it, as far as this member knows.
+    #[must_use]
+    pub fn leadership(&self) -> (Term, Option<NodeId>) {
+        let leadership = *self.0.root().group.leadership().borrow();
+        (leadership.term, leadership.leader)
+    }
+
+    /// Whether the replicas here have removed all that compactions let go.
+    #[must_use]
+    pub fn is_swept(&self) -> bool {
+        let floor = self.0.floor();
+        let replicas = self.0.replicas.read();
+        replicas.values().all(|replica| {
+            let store = replica.group.store();
+            store.floor() >= floor && store.is_swept()
+        })
+    }
+
+    /// The sum of what all replicas here hold at a revision, which is returned
+    /// too; 0 and below: the newest that all of them show for good.
+    pub fn hash(&self, revision: Revision) -> Result<(Revision, u64), Failure> {
+        let replicas = self.0.replicas();
+        let passed = replicas.iter().map(|replica| self.0.passed(replica)).min();
+        let newest = passed.unwrap_or(Revision::FIRST);
+        let at = match revision.0 <= 0 {
+            true => newest,
+            false => revision,
+        };
+        if at > newest {
+            return Err(Reject::FutureRevision.into());
+        }
+        if at < self.0.floor() {
+            return Err(Reject::Compacted.into());
+        }
+        let mut sum = 0_u64;
+        for replica in replicas {
+            let store = replica.group.store();
+            // A group that had no write lately is at an earlier revision.
+            match store.hash(at.min(store.revision())) {
+                Ok(hash) => sum = sum.wrapping_add(hash.keys),
+                Err(EngineError::Reject(reject)) => return Err(reject.into()),
+                Err(EngineError::Undecided(_)) => return Err(Failure::TooManyRequests),
+                Err(error) => {
+                    replica.group.report(&error);
+                    return Err(Failure::Stopped);
+                }
+            }
+        }
+        Ok((at, sum))
+    }
+
     /// Numbers about the node's log.
     #[must_use]
     pub fn log_counters(&self) -> &pontoon_wal::Counters {
@@ -499,8 +577,14 @@ pub struct ReplicaStatus {
     pub leader: Option<NodeId>,
     /// Whether it leads and has taken up work.
     pub leads: bool,
+    /// The last entry that it knows to be committed.
+    pub committed: LogIndex,
     /// The last entry that it has applied.
     pub applied: LogIndex,
+    /// Length of its tree's file.
+    pub file_bytes: u64,
+    /// How much of that is free.
+    pub free_bytes: u64,
     /// The newest revision in it.
     pub revision: Revision,
     /// Its compaction floor.
@@ -517,16 +601,21 @@ impl Replica {
     fn status(&self) -> ReplicaStatus {
         let leadership = *self.group.leadership().borrow();
         let store = self.group.store();
+        let (file_bytes, free_bytes) = store.file_bytes();
+        let counts = self.group.counts();
         ReplicaStatus {
             group: self.id,
             term: leadership.term,
             leader: leadership.leader,
             leads: leadership.ready,
-            applied: self.applied(),
+            committed: counts.committed.max(counts.applied),
+            applied: counts.applied,
+            file_bytes,
+            free_bytes,
             revision: store.revision(),
             floor: store.floor(),
             quiet: self.group.is_quiet(),
-            snapshots: self.group.counts().snapshots_installed,
+            snapshots: counts.snapshots_installed,
             failure: self.group.failure().map(|reason| reason.to_string()),
         }
     }

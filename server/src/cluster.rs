@@ -1,0 +1,238 @@
+//! Members: listed, added, removed, updated, promoted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pontoon_api::Error;
+use pontoon_api::etcdserverpb::cluster_server::Cluster;
+use pontoon_api::etcdserverpb::{
+    Member as PbMember, MemberAddRequest, MemberAddResponse, MemberListRequest, MemberListResponse,
+    MemberPromoteRequest, MemberPromoteResponse, MemberRemoveRequest, MemberRemoveResponse,
+    MemberUpdateRequest, MemberUpdateResponse,
+};
+use pontoon_raftgroup::{Member, NodeId};
+use tonic::{Request, Response, Status};
+
+use crate::calls::Rpc;
+use crate::card::{Card, member};
+use crate::failure::status;
+use crate::host::Host;
+use crate::identity::member_id;
+use crate::url::Url;
+
+pub(crate) struct ClusterService(pub(crate) Arc<Host>);
+
+#[tonic::async_trait]
+impl Cluster for ClusterService {
+    async fn member_add(
+        &self,
+        request: Request<MemberAddRequest>,
+    ) -> Result<Response<MemberAddResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let work = self.0.member_add(request);
+        self.0.unary(Rpc::MemberAdd, &metadata, work).await
+    }
+
+    async fn member_remove(
+        &self,
+        request: Request<MemberRemoveRequest>,
+    ) -> Result<Response<MemberRemoveResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let host = &self.0;
+        let work = async {
+            let id = NodeId(request.id);
+            host.check_removal(id)?;
+            let removed = host.node.member_remove(id, host.limits.within());
+            removed.await.map_err(status)?;
+            Ok(MemberRemoveResponse {
+                header: host.header_without_revision(),
+                members: host.members(),
+            })
+        };
+        host.unary(Rpc::MemberRemove, &metadata, work).await
+    }
+
+    async fn member_update(
+        &self,
+        request: Request<MemberUpdateRequest>,
+    ) -> Result<Response<MemberUpdateResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let host = &self.0;
+        let work = async {
+            host.member_update(request).await?;
+            Ok(MemberUpdateResponse {
+                header: host.header_without_revision(),
+                members: host.members(),
+            })
+        };
+        host.unary(Rpc::MemberUpdate, &metadata, work).await
+    }
+
+    async fn member_list(
+        &self,
+        request: Request<MemberListRequest>,
+    ) -> Result<Response<MemberListResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let host = &self.0;
+        let work = async {
+            if request.linearizable {
+                host.catch_up().await.map_err(status)?;
+            }
+            Ok(MemberListResponse {
+                header: host.header_without_revision(),
+                members: host.members(),
+            })
+        };
+        host.unary(Rpc::MemberList, &metadata, work).await
+    }
+
+    async fn member_promote(
+        &self,
+        request: Request<MemberPromoteRequest>,
+    ) -> Result<Response<MemberPromoteResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        let host = &self.0;
+        let work = async {
+            let id = NodeId(request.id);
+            let promoted = host.node.member_promote(id, host.limits.within());
+            promoted.await.map_err(status)?;
+            Ok(MemberPromoteResponse {
+                header: host.header_without_revision(),
+                members: host.members(),
+            })
+        };
+        host.unary(Rpc::MemberPromote, &metadata, work).await
+    }
+}
+
+impl Host {
+    /// All members, by their ids.
+    pub(crate) fn members(&self) -> Vec<PbMember> {
+        let members = self.node.members();
+        members
+            .iter()
+            .map(|(id, known)| member(*id, known))
+            .collect()
+    }
+
+    async fn member_add(&self, request: MemberAddRequest) -> Result<MemberAddResponse, Status> {
+        let urls = request.peer_urls.iter().map(|url| Url::parse(url));
+        let urls = urls.collect::<Result<Vec<_>, _>>();
+        let urls = urls.map_err(|_| Error::MemberBadUrls)?;
+        if urls.is_empty() {
+            return Err(Error::MemberBadUrls.into());
+        }
+        let members = self.node.members();
+        if !request.is_learner && self.limits.strict_reconfig {
+            self.check_quorum_with_one_more(&members)?;
+        }
+        let card = Card::of("", &urls);
+        check_urls_free(&members, None, &card)?;
+        let learners = members.values().filter(|member| member.learner).count();
+        if request.is_learner && learners >= self.limits.learners_max {
+            return Err(Error::TooManyLearners.into());
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |since| since.as_secs());
+        let id = member_id(&urls, &now.to_string());
+        let added = Member {
+            address: card.write(),
+            learner: request.is_learner,
+        };
+        let done = self
+            .node
+            .member_add(id, added.clone(), self.limits.within());
+        done.await.map_err(status)?;
+        Ok(MemberAddResponse {
+            header: self.header_without_revision(),
+            member: Some(member(id, &added)),
+            members: self.members(),
+        })
+    }
+
+    async fn member_update(&self, request: MemberUpdateRequest) -> Result<(), Status> {
+        let members = self.node.members();
+        let id = NodeId(request.id);
+        let known = members.get(&id).ok_or(Error::MemberNotFound)?;
+        let mut card = Card::read(&known.address);
+        card.peer_urls = request.peer_urls;
+        card.peer_urls.sort();
+        check_urls_free(&members, Some(id), &card)?;
+        let updated = self
+            .node
+            .member_update(id, card.write(), self.limits.within());
+        updated.await.map_err(status)
+    }
+
+    /// Whether those who have started, and those who are there, are enough if
+    /// one more votes that isn't there yet.
+    fn check_quorum_with_one_more(&self, members: &BTreeMap<NodeId, Member>) -> Result<(), Error> {
+        let voters = Voters::of(self, members, None);
+        let quorum = voters.all.div_ceil(2) + 1;
+        // With one member there is no other way to have two.
+        if voters.all > 1 && voters.started < quorum {
+            return Err(Error::NotEnoughStartedMembers);
+        }
+        if voters.all > 1 && voters.alive < quorum {
+            return Err(Error::Unhealthy);
+        }
+        Ok(())
+    }
+
+    /// Whether those who stay are enough.
+    fn check_removal(&self, id: NodeId) -> Result<(), Error> {
+        let members = self.node.members();
+        let gone = members.get(&id).ok_or(Error::MemberNotFound)?;
+        if gone.learner || !self.limits.strict_reconfig {
+            return Ok(());
+        }
+        let left = Voters::of(self, &members, Some(id));
+        let quorum = left.all / 2 + 1;
+        if left.started < quorum {
+            return Err(Error::NotEnoughStartedMembers);
+        }
+        if self.node.is_alive(id) && left.alive < quorum {
+            return Err(Error::Unhealthy);
+        }
+        Ok(())
+    }
+}
+
+/// How many vote, and how many of them count.
+struct Voters {
+    all: usize,
+    started: usize,
+    alive: usize,
+}
+
+impl Voters {
+    fn of(host: &Host, members: &BTreeMap<NodeId, Member>, without: Option<NodeId>) -> Self {
+        let voters = members
+            .iter()
+            .filter(|(id, member)| !member.learner && Some(**id) != without);
+        let voters: Vec<_> = voters.collect();
+        let started = |member: &Member| Card::read(&member.address).is_started();
+        Self {
+            all: voters.len(),
+            started: voters.iter().filter(|(_, member)| started(member)).count(),
+            alive: voters
+                .iter()
+                .filter(|(id, _)| host.node.is_alive(**id))
+                .count(),
+        }
+    }
+}
+
+fn check_urls_free(
+    members: &BTreeMap<NodeId, Member>,
+    own: Option<NodeId>,
+    card: &Card,
+) -> Result<(), Error> {
+    let others = members.iter().filter(|(id, _)| Some(**id) != own);
+    let mut urls = others.flat_map(|(_, member)| Card::read(&member.address).peer_urls);
+    match urls.any(|url| card.peer_urls.contains(&url)) {
+        true => Err(Error::PeerUrlExist),
+        false => Ok(()),
+    }
+}

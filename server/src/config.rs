@@ -1,0 +1,418 @@
+//! How a server is run, with etcd's defaults.
+//!
+//! Kept true: what [`Config::check`] lets pass can be started, as far as can
+//! be told without the disk and the network.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::url::Url;
+
+/// Whether a cluster is founded or joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterState {
+    /// All first members start so.
+    New,
+    /// It joins a cluster that has taken it in.
+    Existing,
+}
+
+/// What is forgotten by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutoCompaction {
+    /// Nothing.
+    Off,
+    /// What is older than this.
+    Periodic(Duration),
+    /// All but so many revisions.
+    Revision(i64),
+}
+
+/// How logs look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Console,
+    /// One object on each line.
+    Json,
+}
+
+/// How a server is run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What the member is called.
+    pub name: String,
+    /// Where its data is; by default `NAME.etcd`.
+    pub data_dir: Option<PathBuf>,
+    /// Where its log is, if not there.
+    pub wal_dir: Option<PathBuf>,
+    /// Where clients are served.
+    pub listen_client_urls: String,
+    /// What clients are told about that.
+    pub advertise_client_urls: Option<String>,
+    /// Where other members are heard.
+    pub listen_peer_urls: String,
+    /// What they are told about that.
+    pub initial_advertise_peer_urls: String,
+    /// The first members: `NAME=URL,…`.
+    pub initial_cluster: Option<String>,
+    /// Whether it is founded or joined.
+    pub initial_cluster_state: ClusterState,
+    /// Tells clusters apart that have the same URLs.
+    pub initial_cluster_token: String,
+    /// Where a new cluster's keys are cut.
+    pub initial_splits: Vec<Bytes>,
+    /// Where metrics and health are served besides.
+    pub listen_metrics_urls: Option<String>,
+    /// Between two signs of life of a leader.
+    pub heartbeat_ms: u64,
+    /// Silence after which a leader is replaced.
+    pub election_ms: u64,
+    /// Log entries that are kept for slow followers.
+    pub snapshot_count: u64,
+    /// Bytes that the trees may use; 0: chosen, below 0: no limit.
+    pub quota_bytes: i64,
+    /// The largest request.
+    pub request_bytes_max: usize,
+    /// Most comparisons or steps of a transaction.
+    pub txn_ops_max: usize,
+    /// Most calls at a time on one connection.
+    pub streams_max: u32,
+    /// Most members that only listen.
+    pub learners_max: usize,
+    /// Whether changes of members are refused that could cost the quorum.
+    pub strict_reconfig: bool,
+    /// Between two signs of progress on a watch.
+    pub progress_notify: Duration,
+    /// `periodic` or `revision`.
+    pub auto_compaction_mode: String,
+    /// How much is kept.
+    pub auto_compaction_retention: String,
+    /// A connection that is silent for this long is asked for a sign of life.
+    pub keepalive_interval: Duration,
+    /// And has this long to give it.
+    pub keepalive_timeout: Duration,
+    /// What is logged.
+    pub log_level: String,
+    /// How.
+    pub log_format: LogFormat,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "default".to_owned(),
+            data_dir: None,
+            wal_dir: None,
+            listen_client_urls: "http://localhost:2379".to_owned(),
+            advertise_client_urls: None,
+            listen_peer_urls: "http://localhost:2380".to_owned(),
+            initial_advertise_peer_urls: "http://localhost:2380".to_owned(),
+            initial_cluster: None,
+            initial_cluster_state: ClusterState::New,
+            initial_cluster_token: "etcd-cluster".to_owned(),
+            initial_splits: Vec::new(),
+            listen_metrics_urls: None,
+            heartbeat_ms: 100,
+            election_ms: 1000,
+            snapshot_count: 10_000,
+            quota_bytes: 0,
+            request_bytes_max: 1_572_864,
+            txn_ops_max: 128,
+            streams_max: u32::MAX,
+            learners_max: 1,
+            strict_reconfig: true,
+            progress_notify: Duration::from_secs(600),
+            auto_compaction_mode: "periodic".to_owned(),
+            auto_compaction_retention: "0".to_owned(),
+            keepalive_interval: Duration::from_secs(2 * 3600),
+            keepalive_timeout: Duration::from_secs(20),
+            log_level: "info".to_owned(),
+            log_format: LogFormat::Console,
+        }
+    }
+}
+
+/// A setting that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+impl From<String> for ConfigError {
+    fn from(reason: String) -> Self {
+        Self(reason)
+    }
+}
+
+/// The URLs of a configuration, read.
+#[derive(Clone, Debug)]
+pub(crate) struct Urls {
+    pub(crate) listen_client: Vec<Url>,
+    pub(crate) advertise_client: Vec<Url>,
+    pub(crate) listen_peer: Url,
+    pub(crate) advertise_peer: Vec<Url>,
+    pub(crate) listen_metrics: Vec<Url>,
+    /// Names and peer URLs of the first members.
+    pub(crate) initial_cluster: Vec<(String, Vec<Url>)>,
+}
+
+impl Config {
+    /// Where the data is.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        let default = || PathBuf::from(format!("{}.etcd", self.name));
+        self.data_dir.clone().unwrap_or_else(default)
+    }
+
+    /// What is forgotten by itself.
+    pub fn auto_compaction(&self) -> Result<AutoCompaction, ConfigError> {
+        let retention = self.auto_compaction_retention.trim();
+        let bad = || {
+            ConfigError(format!(
+                "--auto-compaction-retention {retention:?} is not valid"
+            ))
+        };
+        match self.auto_compaction_mode.as_str() {
+            "revision" => {
+                let kept: i64 = retention.parse().map_err(|_| bad())?;
+                Ok(match kept > 0 {
+                    true => AutoCompaction::Revision(kept),
+                    false => AutoCompaction::Off,
+                })
+            }
+            "periodic" => {
+                // A bare number means hours.
+                let kept = match retention.parse::<u64>() {
+                    Ok(hours) => Duration::from_secs(hours.saturating_mul(3600)),
+                    Err(_) => duration(retention).ok_or_else(bad)?,
+                };
+                Ok(match kept.is_zero() {
+                    true => AutoCompaction::Off,
+                    false => AutoCompaction::Periodic(kept),
+                })
+            }
+            other => Err(ConfigError(format!(
+                "--auto-compaction-mode {other:?} is neither periodic nor revision"
+            ))),
+        }
+    }
+
+    /// Refuses what can't work.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let refuse = |reason: &str| Err(ConfigError(reason.to_owned()));
+        if self.heartbeat_ms == 0 || self.election_ms == 0 {
+            return refuse("--heartbeat-interval and --election-timeout must be above 0");
+        }
+        if self.election_ms < 5 * self.heartbeat_ms {
+            return refuse("--election-timeout must be at least 5 times --heartbeat-interval");
+        }
+        if self.election_ms > 50_000 {
+            return refuse("--election-timeout is too long, it should be at most 50000 (ms)");
+        }
+        if self.initial_splits.iter().any(Bytes::is_empty)
+            || !self.initial_splits.is_sorted_by(|a, b| a < b)
+        {
+            return refuse("--initial-splits must be different keys in ascending order");
+        }
+        self.auto_compaction()?;
+        self.urls().map(|_| ())
+    }
+
+    /// All URLs, read.
+    pub(crate) fn urls(&self) -> Result<Urls, ConfigError> {
+        let list = |flag: &str, text: &str| {
+            let urls = Url::parse_list(text);
+            urls.map_err(|reason| ConfigError(format!("--{flag}: {reason}")))
+        };
+        let defaults = Self::default();
+        let advertise_client = match &self.advertise_client_urls {
+            Some(text) => list("advertise-client-urls", text)?,
+            None if self.listen_client_urls == defaults.listen_client_urls => {
+                list("listen-client-urls", &self.listen_client_urls)?
+            }
+            None => {
+                return Err(ConfigError(
+                    "--advertise-client-urls is required when --listen-client-urls is set explicitly"
+                        .to_owned(),
+                ));
+            }
+        };
+        let listen_client = list("listen-client-urls", &self.listen_client_urls)?;
+        let listen_peer = list("listen-peer-urls", &self.listen_peer_urls)?;
+        let [listen_peer] = &listen_peer[..] else {
+            return Err(ConfigError(
+                "--listen-peer-urls must be one URL; use http://0.0.0.0:PORT for all interfaces"
+                    .to_owned(),
+            ));
+        };
+        let advertise_peer = list(
+            "initial-advertise-peer-urls",
+            &self.initial_advertise_peer_urls,
+        )?;
+        let listen_metrics = match &self.listen_metrics_urls {
+            Some(text) => list("listen-metrics-urls", text)?,
+            None => Vec::new(),
+        };
+        let listened = listen_client
+            .iter()
+            .chain([listen_peer])
+            .chain(&listen_metrics);
+        for url in listened.clone() {
+            let host = url.host();
+            if host != "localhost" && host.parse::<IpAddr>().is_err() {
+                return Err(ConfigError(format!(
+                    "{url}: expected IP in URL for binding, or localhost"
+                )));
+            }
+        }
+        for url in listened.chain(&advertise_peer) {
+            if url.scheme != "http" {
+                return Err(ConfigError(format!(
+                    "{url}: only http is served yet, neither TLS nor unix sockets"
+                )));
+            }
+        }
+        Ok(Urls {
+            initial_cluster: self.first_members(&advertise_peer)?,
+            listen_client,
+            advertise_client,
+            listen_peer: listen_peer.clone(),
+            advertise_peer,
+            listen_metrics,
+        })
+    }
+
+    fn first_members(&self, own: &[Url]) -> Result<Vec<(String, Vec<Url>)>, ConfigError> {
+        let Some(text) = &self.initial_cluster else {
+            return Ok(vec![(self.name.clone(), own.to_vec())]);
+        };
+        let mut members: Vec<(String, Vec<Url>)> = Vec::new();
+        for part in text.split(',').filter(|part| !part.trim().is_empty()) {
+            let Some((name, url)) = part.trim().split_once('=') else {
+                return Err(ConfigError(format!(
+                    "--initial-cluster: {part:?} is not NAME=URL"
+                )));
+            };
+            let url = Url::parse(url).map_err(|reason| format!("--initial-cluster: {reason}"))?;
+            match members.iter_mut().find(|(known, _)| known == name) {
+                Some((_, urls)) => urls.push(url),
+                None => members.push((name.to_owned(), vec![url])),
+            }
+        }
+        for (_, urls) in &mut members {
+            urls.sort();
+        }
+        match members.iter().find(|(name, _)| *name == self.name) {
+            None => Err(ConfigError(format!(
+                "--initial-cluster {text:?} has no member with this one's --name {:?}",
+                self.name
+            ))),
+            Some((_, urls)) if urls != own => Err(ConfigError(format!(
+                "--initial-cluster has {:?} at {}, but --initial-advertise-peer-urls is {:?}",
+                self.name,
+                urls.iter()
+                    .map(Url::to_string)
+                    .collect::<Vec<_>>()
+                    .join(","),
+                self.initial_advertise_peer_urls
+            ))),
+            Some(_) => Ok(members),
+        }
+    }
+}
+
+/// A time as Go writes it: `1h30m`, `5s`, `100ms`.
+pub(crate) fn duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut left = text;
+    let mut sum = 0.0;
+    while !left.is_empty() {
+        let end = left.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, rest) = left.split_at(end);
+        let unit_end = rest
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(rest.len());
+        let (unit, rest) = rest.split_at(unit_end);
+        let seconds = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        sum += number.parse::<f64>().ok()? * seconds;
+        left = rest;
+    }
+    (!text.is_empty()).then(|| Duration::try_from_secs_f64(sum).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_go_does() {
+        assert_eq!(duration("1h30m"), Some(Duration::from_secs(5400)));
+        assert_eq!(duration("1.5s"), Some(Duration::from_millis(1500)));
+        assert_eq!(duration("100ms"), Some(Duration::from_millis(100)));
+        for bad in ["", "5", "s", "1x", "-1s"] {
+            assert_eq!(duration(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        assert_eq!(Config::default().check(), Ok(()));
+        let refused = |change: &dyn Fn(&mut Config), part: &str| {
+            let mut config = Config::default();
+            change(&mut config);
+            let reason = config.check().unwrap_err().0;
+            assert!(reason.contains(part), "{reason}");
+        };
+        refused(&|config| config.election_ms = 400, "5 times");
+        refused(&|config| config.election_ms = 60_000, "50000");
+        refused(
+            &|config| config.listen_client_urls = "http://127.0.0.1:1".to_owned(),
+            "--advertise-client-urls is required",
+        );
+        refused(
+            &|config| config.initial_cluster = Some("x=http://localhost:2380".to_owned()),
+            "no member",
+        );
+        refused(
+            &|config| config.initial_cluster = Some("default=http://localhost:1".to_owned()),
+            "--initial-advertise-peer-urls",
+        );
+        refused(
+            &|config| config.listen_peer_urls = "https://localhost:2380".to_owned(),
+            "only http",
+        );
+        refused(
+            &|config| config.auto_compaction_mode = "x".to_owned(),
+            "neither",
+        );
+    }
+
+    #[test]
+    fn retention_is_in_hours_unless_it_says_otherwise() {
+        let mut config = Config::default();
+        let mut read = |mode: &str, retention: &str| {
+            config.auto_compaction_mode = mode.to_owned();
+            config.auto_compaction_retention = retention.to_owned();
+            config.auto_compaction()
+        };
+        assert_eq!(read("periodic", "0"), Ok(AutoCompaction::Off));
+        let hours = |hours: u64| Ok(AutoCompaction::Periodic(Duration::from_secs(hours * 3600)));
+        assert_eq!(read("periodic", "2"), hours(2));
+        assert_eq!(read("periodic", "2h"), hours(2));
+        assert_eq!(read("revision", "100"), Ok(AutoCompaction::Revision(100)));
+        assert!(read("revision", "2h").is_err());
+    }
+}

@@ -1,0 +1,317 @@
+//! Where clients come in: every service behind one port, gRPC and HTTP alike.
+//!
+//! Kept true: what no service answers is answered as etcd's library does.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Request, Response, header};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use pontoon_api::etcdserverpb::cluster_server::ClusterServer;
+use pontoon_api::etcdserverpb::kv_server::KvServer;
+use pontoon_api::etcdserverpb::lease_server::LeaseServer;
+use pontoon_api::etcdserverpb::maintenance_server::MaintenanceServer;
+use pontoon_api::etcdserverpb::watch_server::WatchServer;
+use pontoon_api::health::health_server::HealthServer;
+use pontoon_api::v3electionpb::election_server::ElectionServer;
+use pontoon_api::v3lockpb::lock_server::LockServer;
+use pontoon_api::{message_too_large, unknown_method, unknown_service};
+use tokio::net::TcpListener;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::{Code, Status};
+
+use crate::cluster::ClusterService;
+use crate::config::Config;
+use crate::election::ElectionService;
+use crate::endpoints;
+use crate::health::HealthService;
+use crate::host::Host;
+use crate::kv::KvService;
+use crate::lease::LeaseService;
+use crate::lock::LockService;
+use crate::maintenance::MaintenanceService;
+use crate::metrics::Counted;
+use crate::stop::Stop;
+use crate::url::Url;
+use crate::watch::WatchService;
+
+/// etcd's margin of the transport above the largest request.
+const MARGIN_BYTES: usize = 512 << 10;
+/// How much a client may send before it is read.
+const WINDOW_BYTES: u32 = 1 << 20;
+/// Connections that wait to be taken.
+const BACKLOG: u32 = 1024;
+/// How long calls may go on when the server stops.
+const GRACE: Duration = Duration::from_secs(2);
+/// After an error of the listener that may pass.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// All services.
+#[derive(Clone)]
+struct Services {
+    host: Arc<Host>,
+    kv: KvServer<KvService>,
+    watch: WatchServer<WatchService>,
+    lease: LeaseServer<LeaseService>,
+    cluster: ClusterServer<ClusterService>,
+    maintenance: MaintenanceServer<MaintenanceService>,
+    lock: LockServer<LockService>,
+    election: ElectionServer<ElectionService>,
+    health: HealthServer<HealthService>,
+}
+
+/// The door: who is let in, and to what.
+#[derive(Clone)]
+pub(crate) struct Door {
+    services: Arc<Services>,
+    /// Whether there are only metrics and health behind it.
+    plain_only: bool,
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl Door {
+    pub(crate) fn new(host: &Arc<Host>) -> Self {
+        let bytes_max = host.limits.request_bytes_max.saturating_add(MARGIN_BYTES);
+        let at = || Arc::clone(host);
+        macro_rules! limited {
+            ($server:ident, $service:ident) => {
+                $server::new($service(at()))
+                    .max_decoding_message_size(bytes_max)
+                    .max_encoding_message_size(i32::MAX as usize)
+            };
+        }
+        Self {
+            services: Arc::new(Services {
+                host: at(),
+                kv: limited!(KvServer, KvService),
+                watch: limited!(WatchServer, WatchService),
+                lease: limited!(LeaseServer, LeaseService),
+                cluster: limited!(ClusterServer, ClusterService),
+                maintenance: limited!(MaintenanceServer, MaintenanceService),
+                lock: limited!(LockServer, LockService),
+                election: limited!(ElectionServer, ElectionService),
+                health: limited!(HealthServer, HealthService),
+            }),
+            plain_only: false,
+        }
+    }
+
+    /// The same with only metrics and health.
+    pub(crate) fn plain(&self) -> Self {
+        Self {
+            services: Arc::clone(&self.services),
+            plain_only: true,
+        }
+    }
+
+    /// Serves everyone who comes until the order to stop.
+    pub(crate) async fn serve(self, listener: TcpListener, config: ConnectionConfig, stop: Stop) {
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(config.streams_max)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .keep_alive_interval(config.keepalive_interval)
+            .keep_alive_timeout(config.keepalive_timeout);
+        builder.http1().timer(TokioTimer::new());
+        let graceful = GracefulShutdown::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.ordered() => break,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!("a client can't be taken: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            // Without it small answers wait for others.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!("a connection without TCP_NODELAY: {error}");
+            }
+            let traffic = Arc::clone(&self.services.host.traffic);
+            let stream = TokioIo::new(Counted::new(stream, traffic));
+            let connection = builder.serve_connection_with_upgrades(stream, self.clone());
+            let connection = graceful.watch(connection.into_owned());
+            tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!("a connection ended: {error}");
+                }
+            });
+        }
+        drop(listener);
+        if tokio::time::timeout(GRACE, graceful.shutdown())
+            .await
+            .is_err()
+        {
+            tracing::info!("some calls were not finished when the server stopped");
+        }
+    }
+}
+
+/// How connections are kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionConfig {
+    streams_max: u32,
+    keepalive_interval: Option<Duration>,
+    keepalive_timeout: Duration,
+}
+
+impl ConnectionConfig {
+    pub(crate) fn of(config: &Config) -> Self {
+        let interval = config.keepalive_interval;
+        Self {
+            streams_max: config.streams_max,
+            keepalive_interval: (!interval.is_zero()).then_some(interval),
+            keepalive_timeout: config.keepalive_timeout,
+        }
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for Door {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn call(&self, request: Request<Incoming>) -> Answer {
+        if self.plain_only || !is_grpc(request.headers()) {
+            let services = Arc::clone(&self.services);
+            return Box::pin(async move {
+                let uri = request.uri();
+                let (path, query) = (uri.path(), uri.query());
+                let method = request.method();
+                Ok(endpoints::serve(&services.host, method, path, query).await)
+            });
+        }
+        let path = request.uri().path().to_owned();
+        let service = path.strip_prefix('/').and_then(|path| path.split_once('/'));
+        let service = service.map_or("", |(service, _)| service);
+        let services = &self.services;
+        macro_rules! to {
+            ($server:ident) => {{
+                let answer = services.$server.clone().call(request);
+                Box::pin(async move { answer.await.map(|answer| polished(answer, &path)) })
+            }};
+        }
+        match service {
+            "etcdserverpb.KV" => to!(kv),
+            "etcdserverpb.Watch" => to!(watch),
+            "etcdserverpb.Lease" => to!(lease),
+            "etcdserverpb.Cluster" => to!(cluster),
+            "etcdserverpb.Maintenance" => to!(maintenance),
+            "v3lockpb.Lock" => to!(lock),
+            "v3electionpb.Election" => to!(election),
+            "grpc.health.v1.Health" => to!(health),
+            unknown => {
+                let answer = unknown_service(unknown).into_http();
+                Box::pin(async move { Ok(answer) })
+            }
+        }
+    }
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Errors that no service has made get the words that etcd's library has for
+/// them. They are in the headers: nothing was answered before.
+fn polished(answer: Response<Body>, path: &str) -> Response<Body> {
+    if !answer.headers().contains_key(Status::GRPC_STATUS) {
+        return answer;
+    }
+    let Some(status) = Status::from_header_map(answer.headers()) else {
+        return answer;
+    };
+    match (status.code(), status.message()) {
+        (Code::Unimplemented, "") => {
+            let (service, method) = path
+                .trim_start_matches('/')
+                .split_once('/')
+                .unwrap_or((path, ""));
+            unknown_method(service, method).into_http()
+        }
+        (Code::OutOfRange, message) => match too_large(message) {
+            Some((bytes, bytes_max)) => message_too_large(bytes, bytes_max).into_http(),
+            None => answer,
+        },
+        _ => answer,
+    }
+}
+
+/// The numbers in tonic's words about a message that is too large.
+fn too_large(message: &str) -> Option<(u64, u64)> {
+    let rest = message.strip_prefix("Error, decoded message length too large: found ")?;
+    let (bytes, rest) = rest.split_once(" bytes, the limit is: ")?;
+    let bytes_max = rest.strip_suffix(" bytes")?;
+    Some((bytes.parse().ok()?, bytes_max.parse().ok()?))
+}
+
+/// Listens at the host and port of a URL.
+pub(crate) fn listen(url: &Url) -> io::Result<TcpListener> {
+    let mut addresses: Vec<SocketAddr> = url.authority.to_socket_addrs()?.collect();
+    // `localhost` is both; clients look for the older one first.
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    let mut failure = io::Error::new(io::ErrorKind::InvalidInput, "no such host");
+    for address in addresses {
+        let listened = || -> io::Result<TcpListener> {
+            let socket = match address.is_ipv4() {
+                true => tokio::net::TcpSocket::new_v4()?,
+                false => tokio::net::TcpSocket::new_v6()?,
+            };
+            // A server that was just stopped must be able to start again.
+            socket.set_reuseaddr(true)?;
+            socket.bind(address)?;
+            socket.listen(BACKLOG)
+        };
+        match listened() {
+            Ok(listener) => return Ok(listener),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(answer: &Response<Body>) -> Option<&http::HeaderValue> {
+        answer.headers().get(Status::GRPC_MESSAGE)
+    }
+
+    #[test]
+    fn errors_of_the_library_are_in_the_words_of_etcds() {
+        let message =
+            "Error, decoded message length too large: found 12 bytes, the limit is: 7 bytes";
+        let answer = polished(Status::out_of_range(message).into_http(), "/a/b");
+        assert!(
+            text(&answer).is_some_and(|text| text.as_bytes().ends_with(b"max%20(12%20vs.%207)"))
+        );
+        let answer = polished(
+            Status::unimplemented("").into_http(),
+            "/etcdserverpb.KV/Steal",
+        );
+        let expected = b"unknown%20method%20Steal%20for%20service%20etcdserverpb.KV";
+        assert!(text(&answer).is_some_and(|text| text.as_bytes() == expected));
+        let answer = polished(Status::out_of_range("compacted").into_http(), "/a/b");
+        assert!(text(&answer).is_some_and(|text| text.as_bytes() == b"compacted"));
+    }
+}

@@ -1,0 +1,220 @@
+//! What is served over plain HTTP: version, health, metrics.
+
+use std::fmt::Write;
+use std::sync::atomic::Ordering::Relaxed;
+
+use http::{Method, Response, StatusCode, header};
+use http_body_util::Full;
+use pontoon_api::etcdserverpb::RangeRequest;
+use pontoon_raftgroup::{Alarm, GroupId};
+use tonic::body::Body;
+
+use crate::host::Host;
+use crate::metrics;
+use crate::version::{API_VERSION, CLUSTER_VERSION};
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Answers a request.
+pub(crate) async fn serve(
+    host: &Host,
+    method: &Method,
+    path: &str,
+    query: Option<&str>,
+) -> Response<Body> {
+    let (first, rest) = match path.trim_start_matches('/').split_once('/') {
+        Some((first, rest)) => (first, Some(rest)),
+        None => (path.trim_start_matches('/'), None),
+    };
+    let known = ["version", "health", "livez", "readyz", "metrics"];
+    if !known.contains(&first) || (rest.is_some() && !matches!(first, "livez" | "readyz")) {
+        return answer(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            "404 page not found\n".to_owned(),
+        );
+    }
+    if method != Method::GET {
+        let text = "Method Not Allowed\n".to_owned();
+        return answer(StatusCode::METHOD_NOT_ALLOWED, TEXT, text);
+    }
+    let query = Query::read(query.unwrap_or(""));
+    match first {
+        "version" => answer(StatusCode::OK, JSON, version()),
+        "health" => health(host, &query).await,
+        "livez" => checks(host, &LIVE, rest, &query).await,
+        "readyz" => checks(host, &READY, rest, &query).await,
+        _ => answer(StatusCode::OK, METRICS, metrics::page(host)),
+    }
+}
+
+fn version() -> String {
+    format!(
+        "{{\"etcdserver\":\"{API_VERSION}\",\"etcdcluster\":\"{CLUSTER_VERSION}\",\
+         \"storage\":\"{CLUSTER_VERSION}\"}}"
+    )
+}
+
+fn answer(status: StatusCode, content: &'static str, text: String) -> Response<Body> {
+    let mut response = Response::new(Body::new(Full::from(text)));
+    *response.status_mut() = status;
+    let content = header::HeaderValue::from_static(content);
+    response.headers_mut().insert(header::CONTENT_TYPE, content);
+    response
+}
+
+/// What stands behind the question mark.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn read(text: &str) -> Self {
+        let pairs = text.split('&').filter(|pair| !pair.is_empty());
+        let pairs = pairs.map(|pair| match pair.split_once('=') {
+            Some((name, value)) => (name.to_owned(), value.to_owned()),
+            None => (pair.to_owned(), String::new()),
+        });
+        Self(pairs.collect())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(known, _)| known == name)
+    }
+
+    fn is(&self, name: &str, value: &str) -> bool {
+        let mut pairs = self.0.iter();
+        pairs.any(|(known, given)| known == name && given == value)
+    }
+}
+
+async fn health(host: &Host, query: &Query) -> Response<Body> {
+    let serializable = query.is("serializable", "true");
+    let reason = match unhealthy(host, query, serializable).await {
+        None => {
+            let text = "{\"health\":\"true\",\"reason\":\"\"}".to_owned();
+            return answer(StatusCode::OK, JSON, text);
+        }
+        Some(reason) => reason,
+    };
+    let text = serde_json::json!({ "health": "false", "reason": reason });
+    answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{text}\n"))
+}
+
+async fn unhealthy(host: &Host, query: &Query, serializable: bool) -> Option<String> {
+    for (alarm, _) in host.node.alarms() {
+        let name = match alarm {
+            Alarm::NoSpace => "NOSPACE",
+            Alarm::Corrupt => "CORRUPT",
+        };
+        if !query.is("exclude", name) {
+            return Some(format!("ALARM {name}"));
+        }
+    }
+    if !serializable && !host.node.has_leader(GroupId::ROOT) {
+        return Some("RAFT NO LEADER".to_owned());
+    }
+    let failed = can_read(host, serializable).await.err();
+    failed.map(|reason| format!("RANGE ERROR:{reason}"))
+}
+
+/// Reads a key, any key.
+async fn can_read(host: &Host, serializable: bool) -> Result<(), String> {
+    let range = RangeRequest {
+        key: (&b"a"[..]).into(),
+        keys_only: true,
+        limit: 1,
+        serializable,
+        ..RangeRequest::default()
+    };
+    let read = host.range(range).await;
+    read.map(|_| ())
+        .map_err(|status| status.message().to_owned())
+}
+
+/// What is looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Check {
+    DataCorruption,
+    SerializableRead,
+    LinearizableRead,
+    NonLearner,
+}
+
+const LIVE: [Check; 1] = [Check::SerializableRead];
+const READY: [Check; 4] = [
+    Check::DataCorruption,
+    Check::SerializableRead,
+    Check::LinearizableRead,
+    Check::NonLearner,
+];
+
+impl Check {
+    fn name(self) -> &'static str {
+        match self {
+            Self::DataCorruption => "data_corruption",
+            Self::SerializableRead => "serializable_read",
+            Self::LinearizableRead => "linearizable_read",
+            Self::NonLearner => "non_learner",
+        }
+    }
+
+    async fn run(self, host: &Host) -> Result<(), String> {
+        match self {
+            Self::DataCorruption => host
+                .check_sound()
+                .map_err(|_| "alarm activated: CORRUPT".into()),
+            Self::SerializableRead => can_read(host, true).await.map_err(range_error),
+            Self::LinearizableRead => can_read(host, false).await.map_err(range_error),
+            Self::NonLearner => match host.learner.load(Relaxed) {
+                true => Err("not supported for learner".to_owned()),
+                false => Ok(()),
+            },
+        }
+    }
+}
+
+fn range_error(reason: String) -> String {
+    format!("range error: {reason}")
+}
+
+async fn checks(host: &Host, all: &[Check], only: Option<&str>, query: &Query) -> Response<Body> {
+    let chosen: Vec<Check> = match only {
+        None => all
+            .iter()
+            .copied()
+            .filter(|check| !query.is("exclude", check.name()))
+            .collect(),
+        Some(name) => all
+            .iter()
+            .copied()
+            .filter(|check| check.name() == name)
+            .collect(),
+    };
+    if only.is_some() && chosen.is_empty() {
+        return answer(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            "404 page not found\n".to_owned(),
+        );
+    }
+    let (mut lines, mut failed) = (String::new(), false);
+    for check in chosen {
+        let _ = match check.run(host).await {
+            Ok(()) => writeln!(lines, "[+]{} ok", check.name()),
+            Err(reason) => {
+                failed = true;
+                writeln!(lines, "[-]{} failed: {reason}", check.name())
+            }
+        };
+    }
+    if failed {
+        return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, lines);
+    }
+    let shown = if query.has("verbose") {
+        lines
+    } else {
+        String::new()
+    };
+    answer(StatusCode::OK, TEXT, format!("{shown}ok\n"))
+}

@@ -1,0 +1,182 @@
+//! What all services share: the member they speak for, its limits, and what
+//! is checked before any of them is asked.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use pontoon_api::Error;
+use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request, Txn, TxnAnswer};
+use pontoon_raftgroup::{Alarm, Failure, GroupId, Node, NodeId};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Response, Status};
+
+use crate::calls::{Call, Calls, Rpc};
+use crate::failure::status;
+use crate::metrics::Traffic;
+use crate::quota::Quota;
+use crate::stop::Stop;
+
+/// A stream that needs a leader is ended after so many election timeouts without.
+const LEADERLESS_ELECTIONS: u32 = 3;
+
+/// What is allowed, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) request_bytes_max: usize,
+    pub(crate) txn_ops_max: usize,
+    pub(crate) learners_max: usize,
+    /// Changes of members are refused if they could cost the quorum.
+    pub(crate) strict_reconfig: bool,
+    pub(crate) election: Duration,
+    pub(crate) progress_notify: Duration,
+    pub(crate) quota_bytes: i64,
+}
+
+impl Limits {
+    /// How long a request may take, as in etcd.
+    pub(crate) fn within(&self) -> Duration {
+        Duration::from_secs(5) + 2 * self.election
+    }
+}
+
+/// The member that the services speak for.
+pub(crate) struct Host {
+    pub(crate) node: Node,
+    pub(crate) cluster_id: u64,
+    pub(crate) member_id: NodeId,
+    pub(crate) limits: Limits,
+    pub(crate) quota: Quota,
+    pub(crate) calls: Arc<Calls>,
+    pub(crate) traffic: Arc<Traffic>,
+    /// Whether this member only listens; looked up now and then.
+    pub(crate) learner: AtomicBool,
+    pub(crate) stop: Stop,
+}
+
+impl Host {
+    /// Serves a unary call: checked, counted.
+    pub(crate) async fn unary<T>(
+        &self,
+        rpc: Rpc,
+        metadata: &MetadataMap,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<Response<T>, Status> {
+        let mut call = self.calls.begin(rpc);
+        let outcome = match self.admit(rpc, metadata) {
+            Ok(()) => work.await,
+            Err(error) => Err(error.into()),
+        };
+        call.end(outcome.as_ref().err().map_or(Code::Ok, Status::code));
+        outcome.map(Response::new)
+    }
+
+    /// Begins a stream: checked, counted when the call is dropped.
+    pub(crate) fn open(&self, rpc: Rpc, metadata: &MetadataMap) -> Result<Call, Status> {
+        let mut call = self.calls.begin(rpc);
+        match self.admit(rpc, metadata) {
+            Ok(()) => Ok(call),
+            Err(error) => {
+                call.end(error.code());
+                Err(error.into())
+            }
+        }
+    }
+
+    /// In etcd's order: first whether a learner serves this at all.
+    fn admit(&self, rpc: Rpc, metadata: &MetadataMap) -> Result<(), Error> {
+        // (What a learner's Range may be, Range itself knows.)
+        let served = matches!(rpc, Rpc::Status | Rpc::Range | Rpc::Snapshot);
+        if !served && self.learner.load(Relaxed) {
+            return Err(Error::NotSupportedForLearner);
+        }
+        if metadata.is_empty() {
+            return Ok(());
+        }
+        if let Some(version) = metadata.get("client-api-version")
+            && std::str::from_utf8(version.as_bytes()).is_err()
+        {
+            return Err(Error::InvalidClientApiVersion);
+        }
+        if needs_leader(metadata) && !self.node.has_leader(GroupId::ROOT) {
+            return Err(Error::NoLeader);
+        }
+        Ok(())
+    }
+
+    /// Returns when a stream that needs a leader has had none for too long.
+    pub(crate) async fn leaderless(&self, needed: bool) {
+        if !needed {
+            std::future::pending::<()>().await;
+        }
+        let mut missed = 0;
+        while missed < LEADERLESS_ELECTIONS {
+            tokio::time::sleep(self.limits.election).await;
+            missed = match self.node.has_leader(GroupId::ROOT) {
+                true => 0,
+                false => missed + 1,
+            };
+        }
+    }
+
+    /// Whether no alarm about any member stops what would need space.
+    pub(crate) fn check_space(&self) -> Result<(), Error> {
+        self.check_sound()?;
+        self.check_alarm(Alarm::NoSpace, Error::NoSpace)
+    }
+
+    /// Whether what the cluster holds can be trusted enough to change it.
+    pub(crate) fn check_sound(&self) -> Result<(), Error> {
+        self.check_alarm(Alarm::Corrupt, Error::Corrupt)
+    }
+
+    fn check_alarm(&self, alarm: Alarm, error: Error) -> Result<(), Error> {
+        let on = self.node.alarms().iter().any(|(on, _)| *on == alarm);
+        if on { Err(error) } else { Ok(()) }
+    }
+
+    /// A request to the groups.
+    pub(crate) async fn request(&self, request: Request) -> Result<Answer, Status> {
+        let answer = self.node.request(request, self.limits.within());
+        answer.await.map_err(status)
+    }
+
+    /// A linearizable read.
+    pub(crate) async fn read(&self, range: Range) -> Result<RangeAnswer, Status> {
+        match self.request(Request::Range(range)).await? {
+            Answer::Range(answer) => Ok(answer),
+            other => Err(misplaced(&other)),
+        }
+    }
+
+    /// A transaction.
+    pub(crate) async fn transact(&self, txn: Txn) -> Result<TxnAnswer, Status> {
+        match self.request(Request::Txn(txn)).await? {
+            Answer::Txn(answer) => Ok(answer),
+            other => Err(misplaced(&other)),
+        }
+    }
+
+    /// Returns when this member knows all that was acknowledged before.
+    pub(crate) async fn catch_up(&self) -> Result<(), Failure> {
+        let mut nothing = Range::of(KeyRange::one(&b"\0"[..]));
+        nothing.count_only = true;
+        let request = Request::Range(nothing);
+        self.node.request(request, self.limits.within()).await?;
+        Ok(())
+    }
+}
+
+/// Whether the client wants an error rather than to wait for a leader.
+pub(crate) fn needs_leader(metadata: &MetadataMap) -> bool {
+    metadata
+        .get("hasleader")
+        .is_some_and(|value| value.as_bytes() == b"true")
+}
+
+/// The groups answer what they were asked, so this is a fault of this program.
+pub(crate) fn misplaced(answer: &Answer) -> Status {
+    tracing::error!("an answer to another question: {answer:?}");
+    Status::internal("an answer to another question")
+}

@@ -1,0 +1,494 @@
+//! Watches: one task for each stream, which has all watchers of it.
+//!
+//! Kept true:
+//! - Every request to create is answered once, in order, before any event.
+//! - Whatever is sent goes through one queue of a few responses. If the client
+//!   doesn't take them, the task waits, and its watchers hold positions, not
+//!   events.
+//! - A sign of progress at a revision is sent after all events up to it and
+//!   before any later one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use pontoon_api::etcdserverpb::watch_request::RequestUnion;
+use pontoon_api::etcdserverpb::watch_server::Watch;
+use pontoon_api::etcdserverpb::{
+    WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse,
+};
+use pontoon_api::{CancelReason, Error};
+use pontoon_engine::{Event, KeyRange, Revision};
+use pontoon_raftgroup::Delivery;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::calls::Rpc;
+use crate::host::{Host, needs_leader};
+
+mod pieces;
+mod watcher;
+
+use watcher::Watcher;
+
+/// Responses that may wait for the client.
+const QUEUE_RESPONSES_MAX: usize = 4;
+/// How long watchers have to reach a revision that was asked for.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(1);
+/// The watch id of a response that is about the whole stream, or about none.
+const NO_WATCH: i64 = -1;
+
+pub(crate) struct WatchService(pub(crate) Arc<Host>);
+
+type Queue = mpsc::Sender<Result<WatchResponse, Status>>;
+
+#[tonic::async_trait]
+impl Watch for WatchService {
+    type WatchStream = ReceiverStream<Result<WatchResponse, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<WatchRequest>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let mut call = self.0.open(Rpc::Watch, request.metadata())?;
+        let needs_leader = needs_leader(request.metadata());
+        let (out, responses) = mpsc::channel(QUEUE_RESPONSES_MAX);
+        let host = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            let mut session = Session::new(Arc::clone(&host), out.clone());
+            let error = tokio::select! {
+                Gone = session.run(request.into_inner()) => return,
+                () = out.closed() => return,
+                () = host.leaderless(needs_leader) => Error::NoLeader,
+                () = host.stop.ordered() => Error::Stopped,
+            };
+            call.end(error.code());
+            // Nobody listens any more: fine.
+            let _ = out.send(Err(error.into())).await;
+        });
+        Ok(Response::new(ReceiverStream::new(responses)))
+    }
+}
+
+/// The client doesn't listen any more, or this member has ended.
+struct Gone;
+
+/// What a watcher came back with.
+enum Step {
+    Delivery(Option<Delivery>),
+    /// It was called.
+    Nudged,
+}
+
+/// What the stream knows of a watcher.
+struct Known {
+    /// Calls it back.
+    nudge: Arc<Notify>,
+    /// Tells watchers apart that had the same id one after the other.
+    serial: u64,
+}
+
+/// One stream.
+struct Session {
+    host: Arc<Host>,
+    out: Queue,
+    known: BTreeMap<i64, Known>,
+    /// All watchers that wait for something.
+    waiting: FuturesUnordered<BoxFuture<'static, (Watcher, Step)>>,
+    id_next: i64,
+    serial_next: u64,
+    /// The highest revision of any event or sign of progress that was sent.
+    sent: Revision,
+}
+
+impl Session {
+    fn new(host: Arc<Host>, out: Queue) -> Self {
+        Self {
+            host,
+            out,
+            known: BTreeMap::new(),
+            waiting: FuturesUnordered::new(),
+            id_next: 0,
+            serial_next: 0,
+            sent: Revision(0),
+        }
+    }
+
+    async fn run(&mut self, mut requests: Streaming<WatchRequest>) -> Gone {
+        let mut notify = tokio::time::interval(self.notify_every());
+        notify.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        notify.reset();
+        let mut open = true;
+        loop {
+            let done = tokio::select! {
+                request = requests.message(), if open => match request {
+                    Ok(Some(request)) => self.handle(request).await,
+                    // The client has no more requests, but still listens.
+                    Ok(None) => {
+                        open = false;
+                        Ok(())
+                    }
+                    Err(_) => Err(Gone),
+                },
+                Some((watcher, step)) = self.waiting.next(), if !self.waiting.is_empty() => {
+                    self.came_back(watcher, step).await
+                }
+                _ = notify.tick() => self.notify().await,
+            };
+            if let Err(gone) = done {
+                return gone;
+            }
+        }
+    }
+
+    /// Not all streams at the same time.
+    fn notify_every(&self) -> Duration {
+        let every = self.host.limits.progress_notify;
+        let chance = std::ptr::from_ref(self).addr() as u32 >> 4 & 0xff;
+        every + every / 10 * chance / 0xff
+    }
+
+    async fn handle(&mut self, request: WatchRequest) -> Result<(), Gone> {
+        match request.request_union {
+            Some(RequestUnion::CreateRequest(request)) => self.create(request).await,
+            Some(RequestUnion::CancelRequest(request)) => self.cancel(request).await,
+            Some(RequestUnion::ProgressRequest(_)) => self.progress().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn create(&mut self, request: WatchCreateRequest) -> Result<(), Gone> {
+        let keys = keys_of(&request);
+        let refused = match &keys {
+            None => Some(CancelReason::RangeEmpty),
+            Some(_) if request.start_revision < 0 => Some(CancelReason::Compacted),
+            Some(_) if self.known.contains_key(&request.watch_id) && request.watch_id != 0 => {
+                Some(CancelReason::DuplicateId)
+            }
+            Some(_) => None,
+        };
+        let (Some(keys), None) = (keys, refused) else {
+            let reason = refused.map_or("", CancelReason::text);
+            let refusal = self.refusal(reason);
+            return self.send(refusal).await;
+        };
+        let id = match request.watch_id {
+            0 => self.id_free(),
+            id => id,
+        };
+        let nudge = Arc::new(Notify::new());
+        let serial = self.serial_next;
+        self.serial_next += 1;
+        let known = Known {
+            nudge: Arc::clone(&nudge),
+            serial,
+        };
+        self.known.insert(id, known);
+        let watcher = Watcher::new(&self.host.node, id, serial, keys, &request, nudge);
+        let created = WatchResponse {
+            header: self.host.header(watcher.begins_after(&self.host.node)),
+            watch_id: id,
+            created: true,
+            ..WatchResponse::default()
+        };
+        self.send(created).await?;
+        self.wait_for(watcher);
+        Ok(())
+    }
+
+    fn refusal(&self, reason: &str) -> WatchResponse {
+        WatchResponse {
+            header: self.host.header_now(),
+            watch_id: NO_WATCH,
+            created: true,
+            canceled: true,
+            cancel_reason: reason.to_owned(),
+            ..WatchResponse::default()
+        }
+    }
+
+    fn id_free(&mut self) -> i64 {
+        while self.known.contains_key(&self.id_next) {
+            self.id_next += 1;
+        }
+        self.id_next += 1;
+        self.id_next - 1
+    }
+
+    /// One that isn't known gets no answer.
+    async fn cancel(&mut self, request: WatchCancelRequest) -> Result<(), Gone> {
+        let Some(known) = self.known.remove(&request.watch_id) else {
+            return Ok(());
+        };
+        // It comes back, and isn't known any more.
+        known.nudge.notify_one();
+        let canceled = WatchResponse {
+            header: self.host.header_now(),
+            watch_id: request.watch_id,
+            canceled: true,
+            ..WatchResponse::default()
+        };
+        self.send(canceled).await
+    }
+
+    fn wait_for(&mut self, mut watcher: Watcher) {
+        self.waiting.push(Box::pin(async move {
+            let nudge = Arc::clone(&watcher.nudge);
+            let step = tokio::select! {
+                biased;
+                () = nudge.notified() => Step::Nudged,
+                delivery = watcher.stream.next() => Step::Delivery(delivery),
+            };
+            (watcher, step)
+        }));
+    }
+
+    fn is_known(&self, watcher: &Watcher) -> bool {
+        let known = self.known.get(&watcher.id);
+        known.is_some_and(|known| known.serial == watcher.serial)
+    }
+
+    async fn came_back(&mut self, watcher: Watcher, step: Step) -> Result<(), Gone> {
+        if let Some(watcher) = self.take(watcher, step).await? {
+            self.wait_for(watcher);
+        }
+        Ok(())
+    }
+
+    /// Sends what a watcher came back with; `None` if it has ended.
+    async fn take(&mut self, mut watcher: Watcher, step: Step) -> Result<Option<Watcher>, Gone> {
+        if !self.is_known(&watcher) {
+            return Ok(None);
+        }
+        match step {
+            Step::Nudged => Ok(Some(watcher)),
+            Step::Delivery(Some(Delivery::Events(events))) => {
+                self.send_events(&mut watcher, events).await?;
+                Ok(Some(watcher))
+            }
+            Step::Delivery(Some(Delivery::Compacted(floor))) => {
+                self.send_compacted(watcher.id, floor).await?;
+                Ok(None)
+            }
+            Step::Delivery(None) => Err(Gone),
+        }
+    }
+
+    async fn send(&mut self, response: WatchResponse) -> Result<(), Gone> {
+        self.out.send(Ok(response)).await.map_err(|_| Gone)
+    }
+
+    async fn send_events(&mut self, watcher: &mut Watcher, events: Vec<Event>) -> Result<(), Gone> {
+        let Some(last) = events.last().map(|event| event.change.revision) else {
+            return Ok(());
+        };
+        let events = watcher.wanted(events);
+        if events.is_empty() {
+            return Ok(());
+        }
+        watcher.has_sent = true;
+        self.sent = self.sent.max(last);
+        let behind = self.host.node.revision().max(last);
+        let caught_up = watcher.stream.delivered() >= behind;
+        let response = WatchResponse {
+            header: self.host.header(if caught_up { last } else { behind }),
+            watch_id: watcher.id,
+            events,
+            ..WatchResponse::default()
+        };
+        let bytes_max = self.host.limits.request_bytes_max + (512 << 10);
+        if !watcher.fragment {
+            return self.send(response).await;
+        }
+        for piece in pieces::cut(response, bytes_max) {
+            self.send(piece).await?;
+        }
+        Ok(())
+    }
+
+    /// The client still has to cancel it, so its id stays.
+    async fn send_compacted(&mut self, id: i64, floor: Revision) -> Result<(), Gone> {
+        let canceled = WatchResponse {
+            header: self.host.header(Revision(0)),
+            watch_id: id,
+            canceled: true,
+            compact_revision: floor.0,
+            ..WatchResponse::default()
+        };
+        self.send(canceled).await
+    }
+
+    /// Calls all watchers back.
+    async fn gather(&mut self) -> Result<Vec<Watcher>, Gone> {
+        for known in self.known.values() {
+            known.nudge.notify_one();
+        }
+        let mut here = Vec::new();
+        while let Some((watcher, step)) = self.waiting.next().await {
+            here.extend(self.take(watcher, step).await?);
+        }
+        Ok(here)
+    }
+
+    /// A sign for the whole stream, if all its watchers can be brought to one
+    /// revision.
+    async fn progress(&mut self) -> Result<(), Gone> {
+        let here = self.gather().await?;
+        let wanted = self.host.node.revision().max(self.sent);
+        let mut reached = !here.is_empty();
+        let deadline = Instant::now() + PATIENCE;
+        let mut later = Vec::new();
+        let mut left = Vec::new();
+        for mut watcher in here {
+            if watcher.is_future(wanted) {
+                reached = false;
+                left.push(watcher);
+                continue;
+            }
+            match self.advance(&mut watcher, wanted, deadline).await? {
+                Advanced::Reached(held) => {
+                    if !held.is_empty() {
+                        later.push((watcher.id, held));
+                    }
+                    left.push(watcher);
+                }
+                Advanced::NotYet => {
+                    reached = false;
+                    left.push(watcher);
+                }
+                Advanced::Ended => reached = false,
+            }
+        }
+        if reached {
+            self.sent = wanted;
+            let response = WatchResponse {
+                header: self.host.header(wanted),
+                watch_id: NO_WATCH,
+                ..WatchResponse::default()
+            };
+            self.send(response).await?;
+        }
+        for mut watcher in left {
+            let held = later.iter_mut().find(|(id, _)| *id == watcher.id);
+            if let Some((_, events)) = held {
+                let events = std::mem::take(events);
+                self.send_events(&mut watcher, events).await?;
+            }
+            self.wait_for(watcher);
+        }
+        Ok(())
+    }
+
+    /// Has a watcher deliver all up to a revision; what is above is returned.
+    async fn advance(
+        &mut self,
+        watcher: &mut Watcher,
+        through: Revision,
+        deadline: Instant,
+    ) -> Result<Advanced, Gone> {
+        while watcher.stream.delivered() < through {
+            // It does what it can at once; nothing is lost if it is dropped.
+            match watcher.stream.next().now_or_never() {
+                Some(Some(Delivery::Events(mut events))) => {
+                    let at = events.partition_point(|event| event.change.revision <= through);
+                    let above = events.split_off(at);
+                    self.send_events(watcher, events).await?;
+                    if !above.is_empty() {
+                        return Ok(Advanced::Reached(above));
+                    }
+                }
+                Some(Some(Delivery::Compacted(floor))) => {
+                    self.send_compacted(watcher.id, floor).await?;
+                    return Ok(Advanced::Ended);
+                }
+                Some(None) => return Err(Gone),
+                None if Instant::now() >= deadline => return Ok(Advanced::NotYet),
+                None if watcher.stream.delivered() < through => tokio::time::sleep(LOOK).await,
+                None => {}
+            }
+            if Instant::now() >= deadline && watcher.stream.delivered() < through {
+                return Ok(Advanced::NotYet);
+            }
+        }
+        Ok(Advanced::Reached(Vec::new()))
+    }
+
+    /// A sign for each watcher that wants one and heard nothing lately.
+    async fn notify(&mut self) -> Result<(), Gone> {
+        let here = self.gather().await?;
+        let newest = self.host.node.revision();
+        let deadline = Instant::now() + PATIENCE;
+        for mut watcher in here {
+            let quiet = !std::mem::take(&mut watcher.has_sent);
+            if watcher.progress_notify && quiet && !watcher.is_future(newest) {
+                match self.advance(&mut watcher, newest, deadline).await? {
+                    Advanced::Reached(held) => {
+                        let at = match held.first() {
+                            Some(event) => event.change.revision.previous(),
+                            None => watcher.stream.delivered(),
+                        };
+                        self.sent = self.sent.max(at);
+                        let progress = WatchResponse {
+                            header: self.host.header(at),
+                            watch_id: watcher.id,
+                            ..WatchResponse::default()
+                        };
+                        self.send(progress).await?;
+                        self.send_events(&mut watcher, held).await?;
+                    }
+                    Advanced::NotYet => {}
+                    Advanced::Ended => continue,
+                }
+            }
+            self.wait_for(watcher);
+        }
+        Ok(())
+    }
+}
+
+/// How far a watcher came.
+enum Advanced {
+    /// All that was wanted is sent; these are above it.
+    Reached(Vec<Event>),
+    NotYet,
+    Ended,
+}
+
+/// The keys that are watched; `None` if there can be none.
+fn keys_of(request: &WatchCreateRequest) -> Option<KeyRange> {
+    let key = match request.key.is_empty() {
+        true => Bytes::from_static(b"\0"),
+        false => request.key.clone(),
+    };
+    let keys = KeyRange::new(key, request.range_end.clone());
+    (!keys.is_empty()).then_some(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_those_of_etcd() {
+        let keys = |key: &'static str, range_end: &'static str| {
+            keys_of(&WatchCreateRequest {
+                key: key.into(),
+                range_end: range_end.into(),
+                ..WatchCreateRequest::default()
+            })
+        };
+        assert_eq!(keys("", ""), Some(KeyRange::one("\0")));
+        assert_eq!(keys("", "\0"), Some(KeyRange::all()));
+        assert_eq!(keys("a", "b"), Some(KeyRange::new("a", "b")));
+        assert_eq!(keys("b", "a"), None);
+        assert_eq!(keys("a", "a"), None);
+    }
+}

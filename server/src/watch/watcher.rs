@@ -1,0 +1,81 @@
+//! One watcher of a stream.
+
+use std::sync::Arc;
+
+use pontoon_api::etcdserverpb::WatchCreateRequest;
+use pontoon_api::etcdserverpb::watch_create_request::FilterType;
+use pontoon_api::mvccpb;
+use pontoon_engine::{Event, EventKind, KeyRange, Revision};
+use pontoon_raftgroup::{Node, Watch, WatchStream};
+use tokio::sync::Notify;
+
+use crate::convert;
+
+pub(super) struct Watcher {
+    pub(super) id: i64,
+    pub(super) serial: u64,
+    pub(super) stream: WatchStream,
+    pub(super) nudge: Arc<Notify>,
+    pub(super) progress_notify: bool,
+    pub(super) fragment: bool,
+    /// Whether it had events since its stream last told of progress.
+    pub(super) has_sent: bool,
+    /// 0: from when it was created.
+    start: Revision,
+    no_put: bool,
+    no_delete: bool,
+}
+
+impl Watcher {
+    pub(super) fn new(
+        node: &Node,
+        id: i64,
+        serial: u64,
+        keys: KeyRange,
+        request: &WatchCreateRequest,
+        nudge: Arc<Notify>,
+    ) -> Self {
+        let start = Revision(request.start_revision);
+        let filtered = |filter: FilterType| request.filters.contains(&filter.into());
+        let stream = node.watch(Watch {
+            keys,
+            from: start,
+            prev_kv: request.prev_kv,
+        });
+        Self {
+            id,
+            serial,
+            stream,
+            nudge,
+            progress_notify: request.progress_notify,
+            fragment: request.fragment,
+            has_sent: false,
+            start,
+            no_put: filtered(FilterType::Noput),
+            no_delete: filtered(FilterType::Nodelete),
+        }
+    }
+
+    /// The revision that its client is told first: one from which it would
+    /// miss nothing.
+    pub(super) fn begins_after(&self, node: &Node) -> Revision {
+        match (self.start.0, self.stream.delivered()) {
+            (0, at) if at.0 > 0 => at,
+            _ => node.revision(),
+        }
+    }
+
+    /// Whether it begins above a revision.
+    pub(super) fn is_future(&self, revision: Revision) -> bool {
+        self.start > revision
+    }
+
+    /// What it wants to hear of, as etcd says it.
+    pub(super) fn wanted(&self, events: Vec<Event>) -> Vec<mvccpb::Event> {
+        let wanted = events.into_iter().filter(|event| match event.kind {
+            EventKind::Put => !self.no_put,
+            EventKind::Delete => !self.no_delete,
+        });
+        wanted.map(convert::event).collect()
+    }
+}
