@@ -9,6 +9,7 @@
 //!   before any later one.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,8 +153,8 @@ impl Session {
     /// Not all streams at the same time.
     fn notify_every(&self) -> Duration {
         let every = self.host.limits.progress_notify;
-        let chance = std::ptr::from_ref(self).addr() as u32 >> 4 & 0xff;
-        every + every / 10 * chance / 0xff
+        let chance = RandomState::new().hash_one(()) as u8;
+        every + every / 10 * u32::from(chance) / u32::from(u8::MAX)
     }
 
     async fn handle(&mut self, request: WatchRequest) -> Result<(), Gone> {
