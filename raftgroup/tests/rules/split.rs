@@ -206,7 +206,7 @@ fn rule_s3_neither_half_answers_before_the_map_has_the_child() {
         }
         let (born, mapped) = (born.expect("it is born"), mapped.expect("it is mapped"));
         assert!(mapped - born > Duration::from_millis(300));
-        let answered = answered.borrow();
+        let answered = answered.take();
         let before = answered.iter().filter(|at| **at < born);
         assert!(before.count() > 10);
         // (What was answered just before is still on its way.)
