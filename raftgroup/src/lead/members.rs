@@ -32,58 +32,62 @@ impl Lead<'_> {
         }
     }
 
-    /// Proposes changes, one at a time.
+    /// Proposes changes, one at a time. What changes nothing is answered at
+    /// once, and doesn't keep others waiting.
     pub(super) async fn change_members(&mut self, cluster: &Cluster) {
-        if self.member_jobs.is_empty() || self.changing_members || self.draining {
-            return;
+        while !self.member_jobs.is_empty() && !self.changing_members && !self.draining {
+            // One entry at a time changes the map: each is made of what is applied.
+            if self.splits.is_frozen() || self.splits.noting {
+                return;
+            }
+            let (Some(map), Some(members)) = (&cluster.map, &cluster.members) else {
+                return;
+            };
+            let job = self.member_jobs.remove(0);
+            let Work::Member(work) = &job.work else {
+                continue;
+            };
+            let change = Change {
+                members: (**members).clone(),
+                damaged: cluster.damaged.clone(),
+                alarms: cluster.alarms.clone(),
+            };
+            let before = change.clone();
+            let alarms_only = matches!(work, MemberWork::Alarm { .. });
+            let changed = match change.with(work.clone()) {
+                Ok(changed) => changed,
+                Err(reject) => {
+                    job.finish(Err(Declined::Member(reject)));
+                    continue;
+                }
+            };
+            if changed == before {
+                let index = self.replica.applied();
+                job.finish(Ok(Done {
+                    answer: Answered::Done,
+                    index,
+                }));
+                continue;
+            }
+            self.changing_members = true;
+            let steps = match alarms_only {
+                true => vec![alarms_step(&changed.alarms)],
+                false => changed.steps(map),
+            };
+            let flight = Flight {
+                id: self.launched,
+                first: Revision(0),
+                last: Revision(0),
+                freight: Freight::Members,
+            };
+            self.launch(flight, steps, move |outcome| {
+                job.finish(outcome.map(|index| Done {
+                    answer: Answered::Done,
+                    index,
+                }));
+            })
+            .await;
         }
-        // One entry at a time changes the map: each is made of what is applied.
-        if self.splits.is_frozen() || self.splits.noting {
-            return;
-        }
-        let (Some(map), Some(members)) = (&cluster.map, &cluster.members) else {
-            return;
-        };
-        let job = self.member_jobs.remove(0);
-        let Work::Member(work) = &job.work else {
-            return;
-        };
-        let change = Change {
-            members: (**members).clone(),
-            damaged: cluster.damaged.clone(),
-            alarms: cluster.alarms.clone(),
-        };
-        let before = change.clone();
-        let alarms_only = matches!(work, MemberWork::Alarm { .. });
-        let changed = match change.with(work.clone()) {
-            Ok(changed) => changed,
-            Err(reject) => return job.finish(Err(Declined::Member(reject))),
-        };
-        if changed == before {
-            let index = self.replica.applied();
-            return job.finish(Ok(Done {
-                answer: Answered::Done,
-                index,
-            }));
-        }
-        self.changing_members = true;
-        let steps = match alarms_only {
-            true => vec![alarms_step(&changed.alarms)],
-            false => changed.steps(map),
-        };
-        let flight = Flight {
-            id: self.launched,
-            first: Revision(0),
-            last: Revision(0),
-            freight: Freight::Members,
-        };
-        self.launch(flight, steps, move |outcome| {
-            job.finish(outcome.map(|index| Done {
-                answer: Answered::Done,
-                index,
-            }));
-        })
-        .await;
     }
 
     /// How this group counts a node.

@@ -9,7 +9,7 @@ use pontoon_raftgroup::{Alarm, Config, GroupId, Node, NodeId};
 use pontoon_wal::disk::sim::SimDisk;
 use tokio::time::Instant;
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate, until, use_all, value};
+use crate::cluster::{Client, Cluster, ROOT, pause, simulate, until, use_all, value};
 
 /// The group beside the root group.
 const OTHER: GroupId = GroupId(1);
@@ -22,10 +22,14 @@ fn eager(config: &mut Config) {
     config.log_bytes_max = 1;
 }
 
-/// And the log has small files.
+/// The log has small files; stores are written to disk late, if at all.
 fn in_pieces(config: &mut Config) {
-    eager(config);
     config.segment_bytes = 128 << 10;
+}
+
+fn eager_in_pieces(config: &mut Config) {
+    eager(config);
+    in_pieces(config);
 }
 
 /// Three nodes and two groups with some keys in them, all of it on disk.
@@ -164,7 +168,7 @@ fn a_damaged_tree_is_found_though_nobody_reads_it() {
 #[test]
 fn with_a_damaged_log_all_replicas_are_rebuilt() {
     simulate(async {
-        let mut cluster = filled(800, in_pieces).await;
+        let mut cluster = filled(800, eager_in_pieces).await;
         cluster.kill(3);
         damage_log(cluster.disk(3));
         cluster.start_again(3).await;
@@ -176,8 +180,8 @@ fn with_a_damaged_log_all_replicas_are_rebuilt() {
 
 /// Only nodes 1 and 3 have what was acknowledged last, and then node 3 may
 /// have lost it. Did it vote, node 2 would lead without it.
-async fn no_vote(damage: impl Fn(&SimDisk)) {
-    let mut cluster = filled(800, in_pieces).await;
+async fn no_vote(change: impl Fn(&mut Config), damage: impl Fn(&SimDisk)) {
+    let mut cluster = filled(800, change).await;
     cluster.lead(OTHER, 1).await;
     cluster.node(1).put("n", "old").await;
     pause(500).await;
@@ -214,12 +218,39 @@ async fn no_vote(damage: impl Fn(&SimDisk)) {
 
 #[test]
 fn a_replica_with_a_damaged_tree_neither_serves_nor_votes() {
-    simulate(no_vote(|disk| damage_head(disk, OTHER)));
+    simulate(no_vote(eager, |disk| damage_head(disk, OTHER)));
 }
 
 #[test]
 fn a_node_with_a_damaged_log_neither_serves_nor_votes() {
-    simulate(no_vote(damage_log));
+    simulate(no_vote(eager_in_pieces, damage_log));
+}
+
+/// Without their log these stores look as if they were new.
+#[test]
+fn a_node_with_a_damaged_log_and_empty_trees_neither_serves_nor_votes() {
+    simulate(no_vote(in_pieces, damage_log));
+}
+
+/// The leader of the group hears late that it must not count node 5.
+#[test]
+fn a_damaged_replica_begins_anew_only_when_its_group_does_not_count_it() {
+    simulate(async {
+        let mut cluster = Cluster::start_with(5, &["m"], eager).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(OTHER, 2).await;
+        use_all(&cluster.node(1), &KEYS).await;
+        pause(500).await;
+        cluster.kill(5);
+        damage_head(cluster.disk(5), OTHER);
+        cluster.slow(1, 2, 600);
+        cluster.start_again(5).await;
+        until(|| cluster.node(5).damaged().contains_key(&OTHER)).await;
+        pause(400).await;
+        assert!(cluster.node(5).damaged().contains_key(&OTHER));
+        cluster.slow(1, 2, 0);
+        until_whole(&cluster, 5, OTHER).await;
+    });
 }
 
 /// The node that leads the root group has to ask itself. It finds the damage
@@ -250,56 +281,85 @@ fn the_root_groups_leader_rebuilds_its_root_replica() {
     simulate(damaged_leader(ROOT));
 }
 
-/// The power fails at each operation of the rebuilding in turn. What is left
-/// is damaged, or knows in which term its group stopped counting it.
-#[test]
-fn a_power_cut_while_rebuilding_never_leaves_a_new_voter() {
-    simulate(async {
-        let mut cluster = Cluster::start_with(3, &["m"], eager).await;
-        for leader in [1, 2, 1, 2, 1] {
-            cluster.lead(OTHER, leader).await;
+/// The power fails at one operation of the rebuilding after the other. What is
+/// left is damaged, or knows in which term its group stopped counting it.
+async fn power_cuts(cluster: &mut Cluster, damaged: &SimDisk, every: usize) {
+    let groups = [ROOT, OTHER];
+    let terms = groups.map(|group| cluster.replica(1, group).expect("it is there").term);
+    let few = Duration::from_secs(3);
+    let (mut again, mut begun) = (0, 0);
+    for operations in (1..).step_by(every) {
+        let disk = damaged.fork();
+        disk.crash_at(disk.operations() + operations);
+        cluster.set_disk(3, disk.clone());
+        if let Some(Ok(())) = cluster.try_again(3, few).await {
+            let whole = || {
+                groups
+                    .iter()
+                    .all(|group| cluster.replica(3, *group).is_some())
+            };
+            until(|| disk.crashed() || whole()).await;
+            cluster.kill(3);
         }
-        use_all(&cluster.node(1), &KEYS).await;
-        pause(500).await;
-        let term = cluster.replica(1, OTHER).expect("it is there").term;
-        cluster.kill(3);
-        damage_head(cluster.disk(3), OTHER);
-        let damaged = cluster.disk(3).process_kill();
-        let (mut again, mut begun) = (0, 0);
-        for operations in 1.. {
-            let disk = damaged.fork();
-            disk.crash_at(disk.operations() + operations);
-            cluster.set_disk(3, disk.clone());
-            let opened = cluster.try_again(3, LONG).await;
-            if let Some(Ok(())) = opened {
-                let whole = || cluster.replica(3, OTHER).is_some();
-                until(|| disk.crashed() || whole()).await;
-            }
-            let over = !disk.crashed();
-            if let Some(Ok(())) = opened {
-                cluster.kill(3);
-            }
-            cluster.set_disk(3, disk.power_cut(operations));
-            cluster.network.isolate(NodeId(3));
-            cluster.start_again(3).await;
+        cluster.set_disk(3, disk.power_cut(operations));
+        cluster.network.isolate(NodeId(3));
+        // If its root replica is damaged, it asks others, who don't hear it.
+        if let Some(opened) = cluster.try_again(3, few).await {
+            opened.expect("it opens");
             let is_damaged = || cluster.node(3).damaged().contains_key(&OTHER);
-            until(|| is_damaged() || cluster.replica(3, OTHER).is_some()).await;
-            match cluster.replica(3, OTHER) {
-                None => again += 1,
-                Some(replica) => {
-                    begun += 1;
+            // (One that begins anew knows of no other group yet.)
+            let knows = || cluster.node(3).map().is_some();
+            until(|| is_damaged() || cluster.replica(3, OTHER).is_some() || !knows()).await;
+            again += u64::from(is_damaged());
+            for (group, term) in groups.iter().zip(terms) {
+                if let Some(replica) = cluster.replica(3, *group) {
                     assert!(replica.term >= term, "after {operations}: {replica:?}");
                 }
             }
+            begun += u64::from(!is_damaged());
             cluster.kill(3);
-            cluster.network.rejoin(NodeId(3));
-            if over {
-                break;
-            }
+        } else {
+            again += 1;
         }
-        assert!(again > 3 && begun > 0, "{again} {begun}");
-        cluster.start_again(3).await;
-        is_rebuilt(&mut cluster).await;
+        cluster.network.rejoin(NodeId(3));
+        if !disk.crashed() {
+            break;
+        }
+    }
+    assert!(again > 3 && begun > 0, "{again} {begun}");
+    cluster.start_again(3).await;
+    is_rebuilt(cluster).await;
+}
+
+/// Two groups that have had some leaders; then node 3 is gone, and damaged.
+async fn led_by_many(change: impl Fn(&mut Config)) -> Cluster {
+    let mut cluster = filled(800, change).await;
+    for leader in [1, 2, 1, 2, 1] {
+        cluster.lead(OTHER, leader).await;
+        cluster.lead(ROOT, leader).await;
+    }
+    pause(500).await;
+    cluster.kill(3);
+    cluster
+}
+
+#[test]
+fn a_power_cut_while_a_replica_is_rebuilt_never_leaves_a_new_voter() {
+    simulate(async {
+        let mut cluster = led_by_many(eager).await;
+        damage_head(cluster.disk(3), OTHER);
+        let damaged = cluster.disk(3).process_kill();
+        power_cuts(&mut cluster, &damaged, 1).await;
+    });
+}
+
+#[test]
+fn a_power_cut_while_a_log_is_replaced_never_leaves_a_new_voter() {
+    simulate(async {
+        let mut cluster = led_by_many(in_pieces).await;
+        damage_log(cluster.disk(3));
+        let damaged = cluster.disk(3).process_kill();
+        power_cuts(&mut cluster, &damaged, 1).await;
     });
 }
 

@@ -120,19 +120,19 @@ fn promote_refuses_until_all_groups_are_in_sync() {
 #[test]
 fn a_removed_member_stops_only_when_no_group_counts_it() {
     simulate(async {
-        let cluster = Cluster::start(3, &["m"]).await;
-        cluster.lead(ROOT, 1).await;
+        let cluster = Cluster::start(5, &["m"]).await;
+        cluster.lead(ROOT, 3).await;
         cluster.lead(GroupId(1), 2).await;
-        cluster.slow(1, 2, 600);
+        cluster.slow(3, 2, 600);
         let node = cluster.node(1);
-        let removing = spawn_local(async move { node.member_remove(NodeId(3), LONG).await });
-        until(|| cluster.node(1).members().len() == 2).await;
+        let removing = spawn_local(async move { node.member_remove(NodeId(5), LONG).await });
+        until(|| cluster.node(1).members().len() == 4).await;
         pause(300).await;
         assert!(!removing.is_finished());
-        assert_ne!(cluster.node(3).is_removed().await, Some(true));
-        cluster.slow(1, 2, 0);
+        assert_ne!(cluster.node(5).is_removed().await, Some(true));
+        cluster.slow(3, 2, 0);
         removing.await.expect("it runs").expect("it is removed");
-        assert_eq!(cluster.node(3).is_removed().await, Some(true));
+        assert_eq!(cluster.node(5).is_removed().await, Some(true));
     });
 }
 

@@ -449,7 +449,7 @@ fn what_is_recorded_of_transactions_stays_with_the_parent() {
             cluster.lead(GroupId(group), leader).await;
         }
         use_all(&cluster.node(1), &["n", "u"]).await;
-        cluster.slow(1, 3, 500);
+        cluster.slow(1, 3, 300);
         let both = Txn {
             success: vec![Op::Put(put("n", "both")), Op::Put(put("u", "both"))],
             ..Txn::default()
@@ -458,8 +458,9 @@ fn what_is_recorded_of_transactions_stays_with_the_parent() {
         let done = done.expect("it is answered");
         let asked = Instant::now();
         split(&cluster.node(2), "m").await;
-        // What node 3 is told of the decision is still on its way.
-        assert!(asked.elapsed() < Duration::from_millis(450));
+        // What node 3 is told of the decision is still on its way, and it has
+        // not asked yet.
+        assert!(asked.elapsed() < Duration::from_millis(180));
         cluster.kill(3);
         for key in ["n", "u"] {
             let read = cluster.node(1).get(key).await;

@@ -159,7 +159,12 @@ fn a_key_that_outlives_its_lease_is_found_out() {
 
 #[test]
 fn a_status_with_the_wrong_keys_is_found_out() {
-    for (keys, is_right) in [(&["a0", "b0"][..], true), (&["a0"], false)] {
+    let told = [
+        (&["a0", "b0"][..], true),
+        (&["a0"], false),
+        (&["a0", "b0", "c0"], false),
+    ];
+    for (keys, is_right) in told {
         let mut history = leased();
         let status = LeaseStatus {
             ttl_secs: 9,
@@ -171,8 +176,10 @@ fn a_status_with_the_wrong_keys_is_found_out() {
         };
         let asked = Asked::Status { id: 7, keys: true };
         history.did(600, asked, Outcome::Status(Some(status)));
-        history.deletes(12_000, 4, 0, "a0");
-        history.deletes(12_000, 4, 1, "b0");
+        history.puts(800, "c0");
+        for (sub, key) in (0..).zip(["a0", "b0", "c0"]) {
+            history.deletes(12_000, 5, sub, key);
+        }
         assert_eq!(leases::check(&plan(), &history).is_ok(), is_right);
     }
 }
