@@ -19,6 +19,8 @@ use crate::store::Store;
 
 /// Most bytes of a piece, longer runs aside.
 const PIECE_BYTES: usize = 1 << 20;
+/// So much is copied while those who apply wait.
+const STEP_BYTES: usize = 64 << 10;
 
 /// A checkpoint that stands still.
 pub struct Snapshot {
@@ -101,14 +103,20 @@ impl Snapshot {
             meta.page += self.end + 1;
             return Ok(Some(meta));
         };
-        let tables = self.store.tables.read();
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(PIECE_BYTES);
         let mut page = start;
-        while bytes.len() < PIECE_BYTES && page < self.end && is_marked(&self.used, page) {
-            let run = tables.pages.on_disk(page)?;
-            bytes.extend_from_slice(run);
-            page += (run.len() / PAGE_BYTES) as u64;
+        let is_ours = |page| page < self.end && is_marked(&self.used, page);
+        while bytes.len() < PIECE_BYTES && is_ours(page) {
+            let tables = self.store.tables.read();
+            let step = bytes.len() + STEP_BYTES;
+            while bytes.len() < step && is_ours(page) {
+                let run = tables.pages.on_disk(page)?;
+                bytes.extend_from_slice(run);
+                page += (run.len() / PAGE_BYTES) as u64;
+            }
         }
+        let ahead = (PIECE_BYTES / PAGE_BYTES) as u64;
+        self.store.tables.read().pages.prefetch(page, ahead);
         Ok(Some(Piece { page: start, bytes }))
     }
 }
@@ -177,8 +185,9 @@ impl Install {
             rest = after;
         }
         let offset = piece.page * PAGE_BYTES as u64;
-        self.file
-            .write_at(offset, &piece.bytes)
+        let written = self.file.write_at(offset, &piece.bytes);
+        written
+            .and_then(|()| self.file.write_out(offset, piece.bytes.len() as u64))
             .map_err(|error| self.disk_error(error))
     }
 

@@ -226,6 +226,7 @@ pub(crate) struct Group {
     proposals: watch::Sender<usize>,
     lanes: Lanes,
     incoming: Incoming,
+    tenders: Arc<Tenders>,
     /// The term in which this node began to hand over.
     handed_over: AtomicU64,
 }
@@ -236,7 +237,7 @@ impl Group {
         config: GroupConfig,
         wal: Wal,
         disk: Arc<dyn Disk>,
-        tenders: &Tenders,
+        tenders: &Arc<Tenders>,
         peers: Arc<dyn Peers>,
         machine: Arc<dyn Machine>,
         scope: &Scope,
@@ -263,6 +264,7 @@ impl Group {
             store: store_id,
             append_within: config.timing.election_min,
             window: config.snapshot_window,
+            tenders: Arc::clone(tenders),
             probe: Arc::clone(&probe),
             failure: Arc::clone(&failure),
         };
@@ -298,6 +300,7 @@ impl Group {
             proposals: watch::Sender::new(0),
             lanes: Lanes::default(),
             incoming: Incoming::default(),
+            tenders: Arc::clone(tenders),
             handed_over: AtomicU64::new(0),
         }))
     }

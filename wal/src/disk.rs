@@ -93,6 +93,13 @@ pub trait MappedFile: Send + Sync {
     /// Writes all of `bytes`, growing the file when needed; mappings show it at
     /// once, and it is durable after [`MappedFile::sync`].
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Says that these bytes were written for good: they are on their way to
+    /// the disk soon, and whoever writes much waits for it now and then, so
+    /// that a sync has little to do. Only its errors matter: the sync that
+    /// follows may not tell them again.
+    fn write_out(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
     /// Makes all that was written to this file durable, and its size.
     fn sync(&self) -> io::Result<()>;
     /// Maps the first `bytes` bytes, which may reach beyond the end of the

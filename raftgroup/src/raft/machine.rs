@@ -130,6 +130,10 @@ impl Replica {
         self.machine.opened(&self.store())
     }
 
+    pub(crate) fn group(&self) -> GroupId {
+        self.group
+    }
+
     pub(crate) fn store(&self) -> Arc<Store> {
         self.stores.borrow().clone()
     }

@@ -30,6 +30,7 @@ use crate::raft::machine::{Snapshot, SnapshotData};
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::probe::Probe;
 use crate::raft::snapshot;
+use crate::raft::tenders::Tenders;
 use crate::raft::types::{AppendRequest, Types, Vote};
 
 /// Appends to one peer that are under way at most.
@@ -63,6 +64,7 @@ pub(crate) struct Links {
     pub(crate) append_within: Duration,
     /// Pieces of a snapshot that are under way at most.
     pub(crate) window: usize,
+    pub(crate) tenders: Arc<Tenders>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) failure: Arc<Failure>,
 }
@@ -81,7 +83,7 @@ impl RaftNetworkFactory<Types> for Links {
 
 /// The way to one other replica.
 pub(crate) struct Link {
-    links: Links,
+    pub(crate) links: Links,
     to: NodeId,
     /// A leader has its own links from its election on.
     since: Instant,
@@ -254,7 +256,7 @@ impl RaftNetworkV2<Types> for Link {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         option: RPCOption,
     ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
-        let sent = snapshot::send(self, vote, snapshot, self.links.window, option.soft_ttl());
+        let sent = snapshot::send(self, vote, snapshot, option.soft_ttl());
         tokio::select! {
             biased;
             closed = cancel => Err(closed.into()),

@@ -70,18 +70,19 @@ impl Group {
                     last_log_id: last,
                     last_membership: membership,
                 };
-                let answer = match self.higher_vote(vote) {
+                self.copy(reply, move |group| match group.higher_vote(vote) {
                     Some(higher) => Answer::HigherVote(higher),
-                    None => taken(self.incoming.begin(&self.replica, from, id, vote, meta)),
-                };
-                reply(answer.encode());
+                    None => taken(group.incoming.begin(&group.replica, from, id, vote, meta)),
+                });
             }
             Request::SnapshotPiece {
                 id,
                 number,
                 page,
                 bytes,
-            } => reply(taken(self.incoming.add(from, id, number, page, bytes)).encode()),
+            } => self.copy(reply, move |group| {
+                taken(group.incoming.add(from, id, number, page, bytes))
+            }),
             request => {
                 let group = Arc::clone(self);
                 self.scope.spawn(async move {
@@ -89,6 +90,19 @@ impl Group {
                     reply(answer.unwrap_or_else(Answer::Refused).encode());
                 });
             }
+        }
+    }
+
+    /// Does a part of a copy where nobody else waits for the disk.
+    fn copy(
+        self: &Arc<Self>,
+        reply: Answered,
+        part: impl FnOnce(&Self) -> Answer + Send + 'static,
+    ) {
+        let group = Arc::clone(self);
+        let part = move || reply(part(&group).encode());
+        if let Err(error) = self.tenders.copy(self.replica.group(), part) {
+            tracing::warn!(%error, "no thread for a copy");
         }
     }
 

@@ -1,21 +1,25 @@
 //! Checkpoints on their way to a replica that is too far behind for the log.
 //!
-//! Kept true: a bounded number of pieces is under way; the receiver takes each
+//! Kept true: disks are waited for where nobody else does, see `tenders.rs`; a
+//! bounded number of pieces is under way; the receiver takes each
 //! piece once and in order, checked, and has one copy in the making at a time,
 //! the one that began last. Only a whole copy is installed, and until it is,
 //! no other begins: they would have the same name on disk.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesOrdered;
 use openraft::errors::StreamingError;
 use openraft::raft::SnapshotResponse;
 use openraft::{AnyError, AsyncRuntime, StorageError};
 use parking_lot::Mutex;
-use pontoon_engine::{Install, Piece};
+use pontoon_engine::{EngineError, Install, Piece, Snapshot as Pages};
 use rand::Rng;
+use tokio::sync::oneshot;
 
 use crate::position::NodeId;
 use crate::raft::machine::{Replica, Snapshot, SnapshotData};
@@ -33,7 +37,6 @@ pub(crate) async fn send(
     link: &Link,
     vote: Vote,
     snapshot: Snapshot,
-    window: usize,
     within: Duration,
 ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
     let SnapshotData::Pinned(pages) = snapshot.snapshot else {
@@ -47,41 +50,62 @@ pub(crate) async fn send(
         last: snapshot.meta.last_log_id,
         membership: snapshot.meta.last_membership,
     };
+    let pages = Arc::new(pages);
     let mut under_way = FuturesOrdered::new();
     under_way.push_back(link.ask(&begin, within.min(PIECE_WITHIN)));
-    let (mut page, mut pieces, mut more) = (0, 0, true);
-    while more || !under_way.is_empty() {
-        while more && under_way.len() < window.max(1) {
-            let piece = pages.read(page).map_err(|error| {
-                link.failed((&error).into());
-                unreadable(&error.to_string())
-            })?;
-            let Some(piece) = piece else {
-                more = false;
-                break;
-            };
-            page = piece.next();
-            let request = Request::SnapshotPiece {
-                id,
-                number: pieces,
-                page: piece.page,
-                bytes: piece.bytes.into(),
-            };
-            pieces += 1;
-            under_way.push_back(link.ask(&request, within.min(PIECE_WITHIN)));
-        }
-        match under_way.next().await {
-            None | Some(Ok(Answer::Taken)) => {}
-            Some(Ok(Answer::HigherVote(vote))) => return Ok(SnapshotResponse::new(vote)),
-            Some(Ok(_)) => return Err(mistaken().into()),
-            Some(Err(error)) => return Err(error.into()),
-        }
+    let mut pieces = 0;
+    let mut next = Some(read(link, &pages, 0)?);
+    while next.is_some() || !under_way.is_empty() {
+        let piece = tokio::select! {
+            biased;
+            Some(answer) = under_way.next() => match answer {
+                Ok(Answer::Taken) => continue,
+                Ok(Answer::HigherVote(vote)) => return Ok(SnapshotResponse::new(vote)),
+                Ok(_) => return Err(mistaken().into()),
+                Err(error) => return Err(error.into()),
+            },
+            Some(piece) = OptionFuture::from(next.as_mut()),
+                if under_way.len() < link.links.window.max(1) => piece,
+        };
+        let piece = piece.map_err(|_| unreadable("the node has ended"))?;
+        let piece = piece.map_err(|error| {
+            link.failed((&error).into());
+            unreadable(&error.to_string())
+        })?;
+        let Some(piece) = piece else {
+            next = None;
+            continue;
+        };
+        next = Some(read(link, &pages, piece.next())?);
+        let request = Request::SnapshotPiece {
+            id,
+            number: pieces,
+            page: piece.page,
+            bytes: piece.bytes.into(),
+        };
+        pieces += 1;
+        under_way.push_back(link.ask(&request, within.min(PIECE_WITHIN)));
     }
     let end = Request::SnapshotEnd { id, pieces };
     match link.ask(&end, within).await? {
         Answer::Installed(vote) | Answer::HigherVote(vote) => Ok(SnapshotResponse::new(vote)),
         _ => Err(mistaken().into()),
     }
+}
+
+type Read = oneshot::Receiver<Result<Option<Piece>, EngineError>>;
+
+/// Begins to read the next piece.
+fn read(link: &Link, pages: &Arc<Pages>, page: u64) -> Result<Read, StreamingError<Types>> {
+    let (done, read) = oneshot::channel();
+    let pages = Arc::clone(pages);
+    let part = move || {
+        // Nobody waits any more: the snapshot isn't sent.
+        let _ = done.send(pages.read(page));
+    };
+    let started = link.links.tenders.copy(link.links.group, part);
+    started.map_err(|error| unreadable(&error.to_string()))?;
+    Ok(read)
 }
 
 fn unreadable(reason: &str) -> StreamingError<Types> {

@@ -316,7 +316,7 @@ impl Cluster {
             config,
             open_wal(Arc::clone(&shared), Path::new("/node/wal"), id, seed),
             Arc::clone(&shared),
-            &Tenders::new(shared),
+            &Arc::new(Tenders::new(shared)),
             Arc::new(NetOf(self.net.clone(), NodeId(id))),
             Arc::clone(&machine) as Arc<dyn Machine>,
             &scope,

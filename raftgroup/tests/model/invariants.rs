@@ -159,11 +159,14 @@ fn evaluated_on_last(s: &State) -> bool {
     s.groups.iter().all(|g| {
         let mut visible: Vec<_> = g.log.iter().filter(|e| e.visible().is_some()).collect();
         visible.sort_by_key(|e| e.rev);
-        let before = std::iter::once(0).chain(visible.iter().map(|e| e.write.name));
-        visible
-            .iter()
-            .zip(before)
-            .all(|(e, last)| e.write.base.is_none_or(|base| base == last))
+        let mut last = 0;
+        visible.iter().all(|e| {
+            let right = e.write.base.is_none_or(|base| base == last);
+            if e.write.name > 0 {
+                last = e.write.name;
+            }
+            right
+        })
     })
 }
 

@@ -144,9 +144,10 @@ impl Model {
         let root = leader.root_applied;
         leader.asks_count += 1;
         // What was asked before counts as if it were there.
-        let last = leader.asks.last().map_or(held, |a| a.write.name);
+        let names = leader.asks.iter().map(|a| a.write.name);
+        let last = names.filter(|&name| name > 0).last().unwrap_or(held);
         let base = self.bounds.one_key.then_some(last);
-        let name = if self.bounds.one_key {
+        let name = if self.bounds.one_key && !self.bounds.writes_elsewhere {
             term << 4 | (id + 1)
         } else {
             0

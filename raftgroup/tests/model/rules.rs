@@ -137,9 +137,14 @@ rules! {
     /// A latch is taken only after the leader's own no-op.
     latch_after_noop_rule_12: breaks(EvaluatedOnLast)
         { elections: [0, 1, 0], writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };
-    /// A latch is held when what was asked or pending in its range is applied.
+    /// A latch is held when what is pending in its range is applied.
     latch_waits_for_writes_rule_12: breaks(EvaluatedOnLast)
         { writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };
+    /// And when what was evaluated without it has a revision, if it only read
+    /// there, too.
+    latch_waits_for_asked_rule_12: breaks(EvaluatedOnLast)
+        { writes: [0, 1, 0] }
+        { txns: &[&[1, 2]], one_key: true, writes_elsewhere: true };
     /// A write in the range of a latch waits for its end.
     writes_wait_behind_latch_rule_12: breaks(EvaluatedOnLast)
         { writes: [0, 1, 0] } { txns: &[&[1, 2]], one_key: true };

@@ -115,6 +115,9 @@ pub(crate) struct Bounds {
     /// All writes and Txns are on one key of each group, and each depends on the
     /// one before it; otherwise each has keys of its own.
     pub(crate) one_key: bool,
+    /// With `one_key`: only Txns write it; what writes have is elsewhere, but
+    /// depends on it.
+    pub(crate) writes_elsewhere: bool,
     /// For larger themes: an elected leader applies in the step that commits,
     /// the lagging member applies what a watermark asks for when it comes, and
     /// a Txn takes all its latches in one step, after the grant of the one
@@ -154,6 +157,7 @@ impl Bounds {
         announced: true,
         one_group: false,
         one_key: false,
+        writes_elsewhere: false,
         swift: false,
         drain: false,
     };
@@ -199,7 +203,7 @@ pub(crate) struct Entry {
 /// What a write needs to be right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Write {
-    /// Unique in its group; 0 stands for "none".
+    /// Unique in its group; 0 if nothing depends on it, and stands for "none".
     pub(crate) name: u8,
     /// The name of the write that it was evaluated on, if it depends on one.
     pub(crate) base: Option<u8>,
@@ -546,7 +550,8 @@ impl Group {
     /// applied or holds.
     pub(crate) fn last_name(&self, term: Term) -> u8 {
         let visible = self.held(term).filter(|e| e.visible().is_some());
-        visible.last().map_or(0, |e| e.write.name)
+        let names = visible.map(|e| e.write.name).filter(|&name| name > 0);
+        names.last().unwrap_or(0)
     }
 }
 

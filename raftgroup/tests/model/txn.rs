@@ -45,9 +45,10 @@ impl Model {
     fn may_latch(&self, s: &State, g: usize, term: Term) -> bool {
         let group = &s.groups[g];
         let leader = group.leader(term);
-        let asked = !leader.asks.is_empty();
-        let pending = group.unapplied(term).any(|e| e.ordered().is_some());
-        let waits = (asked || pending) && self.rules.latch_waits_for_writes_rule_12;
+        let asked = !leader.asks.is_empty() && self.rules.latch_waits_for_asked_rule_12;
+        let writes = |e: &Entry| e.ordered().is_some() && e.write.name > 0;
+        let pending = self.rules.latch_waits_for_writes_rule_12;
+        let waits = asked || (pending && group.unapplied(term).any(writes));
         (leader.ready || !self.rules.latch_after_noop_rule_12)
             && (!self.bounds.one_key || (!waits && self.in_the_way(group, term) == 0))
     }
@@ -77,7 +78,7 @@ impl Model {
         let g = self.participants(t).nth(txn.terms.len());
         let group = &mut s.groups[g.expect("enabled only with one")];
         let mut seen = group.applied(term).iter().rev();
-        let seen = seen.find(|e| e.visible().is_some());
+        let seen = seen.find(|e| e.visible().is_some() && e.write.name > 0);
         let last = seen.map_or(0, |e| e.write.name);
         group.leader_mut(term).latched |= 1 << t;
         let txn = &mut s.txns[usize::from(t)];

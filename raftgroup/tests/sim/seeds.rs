@@ -117,7 +117,7 @@ impl Awake {
     fn begin(seed: u64) -> Self {
         let (awake, asleep) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let waited = asleep.recv_timeout(Duration::from_secs(90));
+            let waited = asleep.recv_timeout(Duration::from_secs(300));
             if waited == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 println!("seed {seed}: broken: Time goes on.");
                 std::process::exit(1);

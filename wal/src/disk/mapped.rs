@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -17,6 +18,9 @@ use super::{MappedFile, Mapping};
 use crate::blocks::BLOCK_BYTES;
 
 mod fault;
+
+/// How much may be on its way to the disk when more is written out.
+const WRITTEN_OUT_BYTES: u64 = 16 << 20;
 
 /// A file of the operating system; never `O_DIRECT`, which would go past the
 /// pages that the mapping shows.
@@ -47,6 +51,15 @@ impl MappedFile for RealMappedFile {
         self.file.write_all_at(bytes, offset)
     }
 
+    fn write_out(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        sync_range(&self.file, offset, bytes, libc::SYNC_FILE_RANGE_WRITE)?;
+        let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+        match offset.checked_sub(WRITTEN_OUT_BYTES) {
+            Some(before) => sync_range(&self.file, before, bytes, wait),
+            None => Ok(()),
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
@@ -63,6 +76,23 @@ impl MappedFile for RealMappedFile {
             _name: name,
             memory,
         }))
+    }
+}
+
+#[allow(unsafe_code)]
+fn sync_range(file: &File, offset: u64, bytes: u64, how: libc::c_uint) -> io::Result<()> {
+    let too_far = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let offset = offset.try_into().map_err(too_far)?;
+    let bytes = bytes.try_into().map_err(too_far)?;
+    // SAFETY: the file is open and no memory is involved.
+    if unsafe { libc::sync_file_range(file.as_raw_fd(), offset, bytes, how) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EIO | libc::ENOSPC | libc::EDQUOT) => Err(error),
+        // The system doesn't know the call, or forbids it.
+        _ => Ok(()),
     }
 }
 
