@@ -377,6 +377,9 @@ impl Group {
 
     /// Returns when everything up to `index` is applied here.
     pub(crate) async fn wait_applied(&self, index: LogIndex) {
+        if self.applied_index() >= index {
+            return;
+        }
         let mut applied = self.applied();
         // The sender is ours.
         let _ = applied.wait_for(|applied| *applied >= index).await;

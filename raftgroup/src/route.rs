@@ -4,6 +4,7 @@
 //! or if it changes nothing; and never after its deadline.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pontoon_engine::{Answer, Reject, Request, Revision, check};
@@ -196,7 +197,21 @@ impl Inner {
         self.cluster.borrow().map.as_ref().map(|map| map.version)
     }
 
-    async fn work_here(&self, replica: &Replica, work: Work, deadline: Instant) -> Outcome {
+    async fn work_here(
+        self: &Arc<Self>,
+        replica: &Arc<Replica>,
+        work: Work,
+        deadline: Instant,
+    ) -> Outcome {
+        if let Work::Read { at, .. } = &work {
+            // It waits for no write that is asked for after it.
+            replica.busy.store(true, Ordering::Relaxed);
+            let settled = self.settle(replica, &work, at.is_some());
+            return match tokio::time::timeout_at(deadline, settled).await {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) | Err(_) => Err(Declined::Unknown),
+            };
+        }
         let (reply, outcome) = oneshot::channel();
         replica.enqueue(Job { work, reply });
         match tokio::time::timeout_at(deadline, outcome).await {

@@ -24,7 +24,7 @@ use pontoon_api::health::health_server::HealthServer;
 use pontoon_api::v3electionpb::election_server::ElectionServer;
 use pontoon_api::v3lockpb::lock_server::LockServer;
 use pontoon_api::{message_too_large, unknown_method, unknown_service};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::{Code, Status};
@@ -33,6 +33,7 @@ use crate::cluster::ClusterService;
 use crate::config::Config;
 use crate::election::ElectionService;
 use crate::endpoints;
+use crate::front::Fronts;
 use crate::health::HealthService;
 use crate::host::Host;
 use crate::kv::KvService;
@@ -50,8 +51,6 @@ const MARGIN_BYTES: usize = 512 << 10;
 const WINDOW_BYTES: u32 = 1 << 20;
 /// Connections that wait to be taken.
 const BACKLOG: u32 = 1024;
-/// How long calls may go on when the server stops.
-const GRACE: Duration = Duration::from_secs(2);
 /// After an error of the listener that may pass.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -115,7 +114,13 @@ impl Door {
     }
 
     /// Serves everyone who comes until the order to stop.
-    pub(crate) async fn serve(self, listener: TcpListener, config: ConnectionConfig, stop: Stop) {
+    pub(crate) async fn serve(
+        self,
+        listener: TcpListener,
+        fronts: Arc<Fronts>,
+        config: ConnectionConfig,
+        stop: Stop,
+    ) {
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .http2()
@@ -126,7 +131,6 @@ impl Door {
             .keep_alive_interval(config.keepalive_interval)
             .keep_alive_timeout(config.keepalive_timeout);
         builder.http1().timer(TokioTimer::new());
-        let graceful = GracefulShutdown::new();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -144,23 +148,31 @@ impl Door {
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!("a connection without TCP_NODELAY: {error}");
             }
-            let traffic = Arc::clone(&self.services.host.traffic);
-            let stream = TokioIo::new(Counted::new(stream, traffic));
-            let connection = builder.serve_connection_with_upgrades(stream, self.clone());
-            let connection = graceful.watch(connection.into_owned());
-            tokio::spawn(async move {
-                if let Err(error) = connection.await {
-                    tracing::debug!("a connection ended: {error}");
-                }
+            let (builder, door) = (builder.clone(), self.clone());
+            let stream = stream.into_std();
+            fronts.receive(move |graceful| match stream.and_then(TcpStream::from_std) {
+                Ok(stream) => door.receive(stream, &builder, graceful),
+                Err(error) => tracing::warn!("a client can't be served: {error}"),
             });
         }
-        drop(listener);
-        if tokio::time::timeout(GRACE, graceful.shutdown())
-            .await
-            .is_err()
-        {
-            tracing::info!("some calls were not finished when the server stopped");
-        }
+    }
+
+    /// Serves a connection, on the thread where this is called.
+    fn receive(
+        self,
+        stream: TcpStream,
+        builder: &Builder<TokioExecutor>,
+        graceful: &GracefulShutdown,
+    ) {
+        let traffic = Arc::clone(&self.services.host.traffic);
+        let stream = TokioIo::new(Counted::new(stream, traffic));
+        let connection = builder.serve_connection_with_upgrades(stream, self);
+        let connection = graceful.watch(connection.into_owned());
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!("a connection ended: {error}");
+            }
+        });
     }
 }
 

@@ -14,6 +14,7 @@ use tonic::{Code, Response, Status};
 
 use crate::calls::{Call, Calls, Rpc};
 use crate::failure::status;
+use crate::front;
 use crate::metrics::Traffic;
 use crate::quota::Quota;
 use crate::stop::Stop;
@@ -138,7 +139,7 @@ impl Host {
 
     /// A request to the groups.
     pub(crate) async fn request(&self, request: Request) -> Result<Answer, Status> {
-        let answer = self.node.request(request, self.limits.within());
+        let answer = front::ask(&self.node, request, self.limits.within());
         answer.await.map_err(status)
     }
 

@@ -17,6 +17,7 @@ mod election;
 mod endpoints;
 mod failure;
 mod flags;
+mod front;
 mod header;
 mod health;
 mod host;

@@ -17,6 +17,7 @@ use crate::card::Card;
 use crate::compactor;
 use crate::config::{AutoCompaction, Config, ConfigError};
 use crate::door::{ConnectionConfig, Door, listen};
+use crate::front::Fronts;
 use crate::host::{Host, Limits};
 use crate::metrics::Traffic;
 use crate::node::{OpenError, Opened, open};
@@ -48,6 +49,9 @@ pub enum StartError {
     /// The member can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// There are no threads for clients.
+    #[error("can't start the threads that serve clients: {0}")]
+    Threads(std::io::Error),
     /// It was told to stop before it served.
     #[error("stopped before it served")]
     Stopped,
@@ -58,6 +62,7 @@ pub struct Server {
     host: Arc<Host>,
     stopper: Stopper,
     doors: Vec<JoinHandle<()>>,
+    fronts: Vec<std::thread::JoinHandle<()>>,
     tasks: Vec<JoinHandle<()>>,
     clients: Vec<SocketAddr>,
     reception: Reception,
@@ -91,19 +96,24 @@ impl Server {
         let connections = ConnectionConfig::of(&config);
         let clients = listeners.iter().map(TcpListener::local_addr);
         let clients = clients.filter_map(Result::ok).collect();
+        let (threads, fronts) = Fronts::start(&host.node, &stop).map_err(StartError::Threads)?;
+        let threads = Arc::new(threads);
+        let open_door = |door: Door, listener| {
+            let serving = door.serve(listener, Arc::clone(&threads), connections, stop.clone());
+            tokio::spawn(serving)
+        };
         let mut doors = Vec::new();
         for listener in listeners {
-            let serving = door.clone().serve(listener, connections, stop.clone());
-            doors.push(tokio::spawn(serving));
+            doors.push(open_door(door.clone(), listener));
         }
         for listener in plain_listeners {
-            let serving = door.plain().serve(listener, connections, stop.clone());
-            doors.push(tokio::spawn(serving));
+            doors.push(open_door(door.plain(), listener));
         }
         Ok(Self {
             host,
             stopper,
             doors,
+            fronts,
             tasks,
             clients,
             reception,
@@ -155,6 +165,11 @@ impl Server {
         for door in self.doors {
             // It can't fail, only be ended.
             let _ = door.await;
+        }
+        for front in self.fronts {
+            // Clients have some time to come to their end; a thread that
+            // panicked has said so.
+            let _ = tokio::task::spawn_blocking(|| front.join()).await;
         }
         for task in self.tasks {
             task.abort();

@@ -39,7 +39,10 @@ pub(crate) fn simulate<T>(test: impl Future<Output = T>) -> T {
         .start_paused(true)
         .build()
         .unwrap();
-    tokio::task::LocalSet::new().block_on(&runtime, test)
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        pontoon_wal::disk::sim::host();
+        test.await
+    })
 }
 
 /// Keeps each command as a record, and the last one as another, so that the
