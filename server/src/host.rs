@@ -13,6 +13,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
 
 use crate::calls::{Call, Calls, Rpc};
+use crate::endpoints::Visitors;
 use crate::failure::status;
 use crate::metrics::Traffic;
 use crate::quota::Quota;
@@ -32,6 +33,9 @@ pub(crate) struct Limits {
     pub(crate) election: Duration,
     pub(crate) progress_notify: Duration,
     pub(crate) quota_bytes: i64,
+    /// A request that takes longer than this is logged; 0: none.
+    pub(crate) slow_request: Duration,
+    pub(crate) connections_max: usize,
 }
 
 impl Limits {
@@ -50,6 +54,7 @@ pub(crate) struct Host {
     pub(crate) quota: Quota,
     pub(crate) calls: Arc<Calls>,
     pub(crate) traffic: Arc<Traffic>,
+    pub(crate) visitors: Visitors,
     /// Whether this member only listens; looked up now and then.
     pub(crate) learner: AtomicBool,
     pub(crate) stop: Stop,
@@ -69,7 +74,23 @@ impl Host {
             Err(error) => Err(error.into()),
         };
         call.end(outcome.as_ref().err().map_or(Code::Ok, Status::code));
+        self.note_slow(rpc, call.elapsed());
         outcome.map(Response::new)
+    }
+
+    /// Lock and Campaign wait for others, and that is no matter.
+    fn note_slow(&self, rpc: Rpc, elapsed: Duration) {
+        let slow = self.limits.slow_request;
+        let waits = matches!(rpc, Rpc::Lock | Rpc::Campaign);
+        if slow.is_zero() || elapsed <= slow || waits {
+            return;
+        }
+        tracing::warn!(
+            "{} took {} ms, more than expected ({} ms)",
+            rpc.method(),
+            elapsed.as_millis(),
+            slow.as_millis()
+        );
     }
 
     /// Begins a stream: checked, counted when the call is dropped.

@@ -3,6 +3,7 @@
 //! Kept true: clients are served once this member has told the others of
 //! itself, so it has had a quorum. When it stops, it hands over what it leads.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,11 +17,12 @@ use crate::calls::Calls;
 use crate::card::Card;
 use crate::compactor;
 use crate::config::{AutoCompaction, Config, ConfigError};
-use crate::door::{ConnectionConfig, Door, listen};
+use crate::door::{Behind, ConnectionConfig, Door, listen};
+use crate::endpoints::Visitors;
 use crate::host::{Host, Limits};
 use crate::metrics::Traffic;
 use crate::node::{OpenError, Opened, open};
-use crate::peers::Reception;
+use crate::peers::{self, Reception};
 use crate::quota::Quota;
 use crate::stop::{self, Stop, Stopper};
 use crate::url::Url;
@@ -31,8 +33,12 @@ const LOOK: Duration = Duration::from_millis(100);
 const REMOVED_LOOKS: u64 = 10;
 /// Before it is tried again to tell the others.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Between two explanations of what a start waits for.
+const EXPLAIN_EVERY: Duration = Duration::from_secs(5);
 /// The share of the file system that the data may use by default.
 const QUOTA_PERCENT: u64 = 80;
+/// Files that connections of clients may not use up, as in etcd.
+const FILES_RESERVED: usize = 150;
 /// How long others have to take over what this member leads.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -48,9 +54,12 @@ pub enum StartError {
     /// The member can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It was told to stop before it served.
-    #[error("stopped before it served")]
-    Stopped,
+    /// The others have removed it.
+    #[error(
+        "this member was removed from its cluster and can't come back; to take the machine in \
+         again, add a new member (etcdctl member add) and start it with an empty --data-dir"
+    )]
+    Removed,
 }
 
 /// A server that serves.
@@ -70,8 +79,10 @@ impl Server {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
         let urls = config.urls()?;
+        let listen_all = |urls: &[Url]| listen_all(urls, config.reuse_port);
         let listeners = listen_all(&urls.listen_client)?;
-        let plain_listeners = listen_all(&urls.listen_metrics)?;
+        let http_listeners = listen_all(&urls.listen_http)?;
+        let metrics_listeners = listen_all(&urls.listen_metrics)?;
         let Opened {
             node,
             cluster_id,
@@ -81,25 +92,39 @@ impl Server {
         } = open(&config, &urls).await?;
         let (stopper, stop) = stop::channel();
         let host = host(&config, node, cluster_id, stop.clone());
-        publish(&host, &card).await;
+        let dir = config.dir();
+        tokio::select! {
+            () = publish(&host, &card) => {}
+            () = removed(&host.node, host.member_id) => {
+                reception.close();
+                host.node.clone().close().await;
+                return Err(StartError::Removed);
+            }
+            never = explain(&host, &dir) => match never {},
+        }
         let mut tasks = vec![tokio::spawn(look_after(Arc::clone(&host)))];
         let wanted = config.auto_compaction()?;
         if wanted != AutoCompaction::Off {
             tasks.push(tokio::spawn(compactor::run(Arc::clone(&host), wanted)));
         }
-        let door = Door::new(&host);
+        let door = Door::new(&host, host.limits.connections_max);
         let connections = ConnectionConfig::of(&config);
         let clients = listeners.iter().map(TcpListener::local_addr);
         let clients = clients.filter_map(Result::ok).collect();
         let mut doors = Vec::new();
-        for listener in listeners {
-            let serving = door.clone().serve(listener, connections, stop.clone());
-            doors.push(tokio::spawn(serving));
-        }
-        for listener in plain_listeners {
-            let serving = door.plain().serve(listener, connections, stop.clone());
-            doors.push(tokio::spawn(serving));
-        }
+        let mut open_door = |listeners: Vec<TcpListener>, behind: Behind| {
+            for listener in listeners {
+                let serving = door.to(behind).serve(listener, connections, stop.clone());
+                doors.push(tokio::spawn(serving));
+            }
+        };
+        let for_clients = match http_listeners.is_empty() {
+            true => Behind::All,
+            false => Behind::Grpc,
+        };
+        open_door(listeners, for_clients);
+        open_door(http_listeners, Behind::Http);
+        open_door(metrics_listeners, Behind::Metrics);
         Ok(Self {
             host,
             stopper,
@@ -108,7 +133,7 @@ impl Server {
             clients,
             reception,
             io,
-            dir: config.dir(),
+            dir,
         })
     }
 
@@ -176,9 +201,9 @@ fn has_heirs(host: &Host) -> bool {
         .any(|(id, member)| id != host.member_id && !member.learner && host.node.is_alive(id))
 }
 
-fn listen_all(urls: &[Url]) -> Result<Vec<TcpListener>, StartError> {
+fn listen_all(urls: &[Url], reuse_port: bool) -> Result<Vec<TcpListener>, StartError> {
     let listening = urls.iter().map(|url| {
-        let listener = listen(url);
+        let listener = listen(url, reuse_port);
         listener.map_err(|error| StartError::Listen(url.to_string(), error))
     });
     listening.collect()
@@ -197,6 +222,11 @@ fn host(config: &Config, node: Node, cluster_id: u64, stop: Stop) -> Arc<Host> {
         election: Duration::from_millis(config.election_ms),
         progress_notify: config.progress_notify,
         quota_bytes,
+        slow_request: config.slow_request,
+        connections_max: match config.connections_max {
+            0 => connections_by_files(),
+            most => most,
+        },
     };
     let member_id = node.id();
     Arc::new(Host {
@@ -207,9 +237,17 @@ fn host(config: &Config, node: Node, cluster_id: u64, stop: Stop) -> Arc<Host> {
         quota: Quota::new(quota_bytes),
         calls: Arc::new(Calls::default()),
         traffic: Arc::new(Traffic::default()),
+        visitors: Visitors::new(&config.cors, &config.host_whitelist),
         learner: AtomicBool::new(false),
         stop,
     })
+}
+
+/// As many as the system's limit of open files allows.
+fn connections_by_files() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let files = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    files.saturating_sub(FILES_RESERVED).max(1)
 }
 
 fn quota_of_file_system(dir: &std::path::Path) -> i64 {
@@ -256,6 +294,44 @@ async fn publish(host: &Host, card: &Card) {
             }
         }
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Says every now and then why this member isn't ready.
+async fn explain(host: &Host, dir: &std::path::Path) -> Infallible {
+    loop {
+        tokio::time::sleep(EXPLAIN_EVERY).await;
+        let mut silent = Vec::new();
+        for (id, member) in host.node.members() {
+            if id == host.member_id {
+                continue;
+            }
+            for url in Card::read(&member.address).peer_urls {
+                let asked = match Url::parse(&url) {
+                    Ok(url) => peers::ask(&url).await.ok(),
+                    Err(_) => None,
+                };
+                match asked {
+                    None => silent.push(url),
+                    Some((cluster, _)) if cluster != host.cluster_id => tracing::error!(
+                        "the member at {url} is of cluster {cluster:x}, but the data in {} is of \
+                         cluster {:x}. Either this is the wrong --data-dir, or the two were \
+                         started with different --initial-cluster or --initial-cluster-token: \
+                         then stop the wrong one, remove its data and start it with the right ones",
+                        dir.display(),
+                        host.cluster_id
+                    ),
+                    Some(_) => {}
+                }
+            }
+        }
+        tracing::warn!(
+            "not ready: no quorum of members is found. No answer from: {}",
+            match silent.is_empty() {
+                true => "nobody, so they may need some more time".to_owned(),
+                false => silent.join(", "),
+            }
+        );
     }
 }
 
