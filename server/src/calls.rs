@@ -117,8 +117,10 @@ pub(crate) struct Calls(Vec<Count>);
 pub(crate) struct Count {
     pub(crate) started: AtomicU64,
     pub(crate) handled: [AtomicU64; CODES.len()],
-    /// How long they took.
-    pub(crate) took: Histogram,
+    /// How long those took that ended well.
+    pub(crate) took_ok: Histogram,
+    /// And those that didn't.
+    pub(crate) took_failed: Histogram,
 }
 
 impl Default for Calls {
@@ -168,6 +170,10 @@ impl Drop for Call {
     fn drop(&mut self) {
         let count = self.calls.of(self.rpc);
         count.handled[self.code as usize].fetch_add(1, Relaxed);
-        count.took.record_time(self.since.elapsed());
+        let took = match self.code {
+            Code::Ok => &count.took_ok,
+            _ => &count.took_failed,
+        };
+        took.record_time(self.since.elapsed());
     }
 }

@@ -125,9 +125,9 @@ async fn page(host: &Host, request: &Parts, known: &[&str]) -> Response<Body> {
     match first {
         "version" => answer(StatusCode::OK, JSON, version()),
         "health" => health(host, &query).await,
-        "livez" => checks(host, &LIVE, rest, &query).await,
-        "readyz" => checks(host, &READY, rest, &query).await,
-        _ => answer(StatusCode::OK, METRICS, metrics::page(host)),
+        "livez" => checks(host, ("livez", &LIVE), rest, &query).await,
+        "readyz" => checks(host, ("readyz", &READY), rest, &query).await,
+        _ => answer(StatusCode::OK, METRICS, metrics::page(host).await),
     }
 }
 
@@ -171,7 +171,9 @@ impl Query {
 
 async fn health(host: &Host, query: &Query) -> Response<Body> {
     let serializable = query.is("serializable", "true");
-    let reason = match unhealthy(host, query, serializable).await {
+    let unhealthy = unhealthy(host, query, serializable).await;
+    host.tallies.health(unhealthy.is_none());
+    let reason = match unhealthy {
         None => {
             let text = "{\"health\":\"true\",\"reason\":\"\"}".to_owned();
             return answer(StatusCode::OK, JSON, text);
@@ -259,7 +261,12 @@ fn range_error(reason: String) -> String {
     format!("range error: {reason}")
 }
 
-async fn checks(host: &Host, all: &[Check], only: Option<&str>, query: &Query) -> Response<Body> {
+async fn checks(
+    host: &Host,
+    (page, all): (&'static str, &[Check]),
+    only: Option<&str>,
+    query: &Query,
+) -> Response<Body> {
     let chosen: Vec<Check> = match only {
         None => all
             .iter()
@@ -273,15 +280,13 @@ async fn checks(host: &Host, all: &[Check], only: Option<&str>, query: &Query) -
             .collect(),
     };
     if only.is_some() && chosen.is_empty() {
-        return answer(
-            StatusCode::NOT_FOUND,
-            TEXT,
-            "404 page not found\n".to_owned(),
-        );
+        return not_found();
     }
     let (mut lines, mut failed) = (String::new(), false);
     for check in chosen {
-        let _ = match check.run(host).await {
+        let checked = check.run(host).await;
+        host.tallies.check(page, check.name(), checked.is_ok());
+        let _ = match checked {
             Ok(()) => writeln!(lines, "[+]{} ok", check.name()),
             Err(reason) => {
                 failed = true;

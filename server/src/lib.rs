@@ -42,6 +42,7 @@ mod watch;
 
 pub use config::{AutoCompaction, ClusterState, Config, ConfigError, LogFormat, LogOutput};
 pub use flags::{FLAGS, Flag, Form, GATES, Gate, Meaning, Parsed, Set, Usage, parse, usage};
+pub use metrics::{METRICS, Metric};
 pub use notify::notify;
 pub use serve::{Server, StartError};
 pub use version::{API_VERSION, describe};

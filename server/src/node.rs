@@ -17,7 +17,7 @@ use crate::card::Card;
 use crate::config::{ClusterState, Config, ConfigError, FirstMembers, Urls};
 use crate::discovery;
 use crate::identity::{Identity, IdentityError, check_empty, cluster_id, member_id};
-use crate::peers::{self, Peers, Reception};
+use crate::peers::{self, PeerCounts, Peers, Reception};
 use crate::url::Url;
 
 /// How long one that joins looks for somebody who knows it.
@@ -73,6 +73,7 @@ pub(crate) struct Opened {
     /// What the others are to know of it.
     pub(crate) card: Card,
     pub(crate) reception: Reception,
+    pub(crate) counts: Arc<PeerCounts>,
 }
 
 pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenError> {
@@ -105,7 +106,11 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
     let disk: Arc<dyn Disk> = Arc::new(disk);
     let scope = Scope::new(clock.random());
     let settings = settings(config, &identity, dir);
-    let network = Arc::new(Peers(network));
+    let counts = Arc::new(PeerCounts::default());
+    let network = Arc::new(Peers {
+        network,
+        counts: Arc::clone(&counts),
+    });
     let node = Node::open(settings, disk, clock, network, scope).await?;
     reception.open(cluster, &node);
     let mut card = Card::of(&config.name, &urls.advertise_peer);
@@ -116,6 +121,7 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
         io,
         card,
         reception,
+        counts,
     })
 }
 

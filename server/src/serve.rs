@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use pontoon_raftgroup::{GroupId, Node, NodeId};
 use tokio::net::TcpListener;
@@ -20,7 +20,7 @@ use crate::config::{AutoCompaction, Config, ConfigError};
 use crate::door::{Behind, ConnectionConfig, Door, listen};
 use crate::endpoints::Visitors;
 use crate::host::{Host, Limits};
-use crate::metrics::Traffic;
+use crate::metrics::{Tallies, Traffic};
 use crate::node::{OpenError, Opened, open};
 use crate::peers::{self, Reception};
 use crate::quota::Quota;
@@ -70,7 +70,6 @@ pub struct Server {
     tasks: Vec<JoinHandle<()>>,
     clients: Vec<SocketAddr>,
     reception: Reception,
-    io: String,
     dir: std::path::PathBuf,
 }
 
@@ -83,15 +82,11 @@ impl Server {
         let listeners = listen_all(&urls.listen_client)?;
         let http_listeners = listen_all(&urls.listen_http)?;
         let metrics_listeners = listen_all(&urls.listen_metrics)?;
-        let Opened {
-            node,
-            cluster_id,
-            io,
-            card,
-            reception,
-        } = open(&config, &urls).await?;
+        let mut opened = open(&config, &urls).await?;
+        let card = std::mem::take(&mut opened.card);
+        let reception = opened.reception.clone();
         let (stopper, stop) = stop::channel();
-        let host = host(&config, node, cluster_id, stop.clone());
+        let host = host(&config, opened, stop.clone());
         let dir = config.dir();
         tokio::select! {
             () = publish(&host, &card) => {}
@@ -132,7 +127,6 @@ impl Server {
             tasks,
             clients,
             reception,
-            io,
             dir,
         })
     }
@@ -165,7 +159,7 @@ impl Server {
             cluster = self.host.cluster_id,
             dir = self.dir.display(),
             endpoints = endpoints.join(","),
-            io = self.io,
+            io = self.host.io,
         )
     }
 
@@ -209,7 +203,7 @@ fn listen_all(urls: &[Url], reuse_port: bool) -> Result<Vec<TcpListener>, StartE
     listening.collect()
 }
 
-fn host(config: &Config, node: Node, cluster_id: u64, stop: Stop) -> Arc<Host> {
+fn host(config: &Config, opened: Opened, stop: Stop) -> Arc<Host> {
     let quota_bytes = match config.quota_bytes {
         0 => quota_of_file_system(&config.dir()),
         bytes => bytes,
@@ -227,16 +221,21 @@ fn host(config: &Config, node: Node, cluster_id: u64, stop: Stop) -> Arc<Host> {
             0 => connections_by_files(),
             most => most,
         },
+        metrics_extensive: config.metrics_extensive,
     };
-    let member_id = node.id();
     Arc::new(Host {
-        node,
-        cluster_id,
-        member_id,
+        member_id: opened.node.id(),
+        node: opened.node,
+        cluster_id: opened.cluster_id,
         limits,
         quota: Quota::new(quota_bytes),
         calls: Arc::new(Calls::default()),
         traffic: Arc::new(Traffic::default()),
+        tallies: Tallies::default(),
+        peers: opened.counts,
+        io: opened.io,
+        feature_gates: config.feature_gates.clone(),
+        started: SystemTime::now(),
         visitors: Visitors::new(&config.cors, &config.host_whitelist),
         learner: AtomicBool::new(false),
         stop,
@@ -352,7 +351,7 @@ async fn look_after(host: Arc<Host>) {
         let known = host.node.leadership().1;
         if known.is_some() && known != leader {
             leader = known;
-            host.traffic.leader_changes.fetch_add(1, Relaxed);
+            host.tallies.leader_changes.fetch_add(1, Relaxed);
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -11,6 +11,7 @@ mod http;
 mod kv;
 mod lease;
 mod maintenance;
+mod metrics;
 mod process;
 mod recipes;
 mod running;
