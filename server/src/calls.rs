@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
+use pontoon_wal::Histogram;
 use tonic::Code;
 
 /// How a call goes, in the words of gRPC's metrics.
@@ -115,6 +117,10 @@ pub(crate) struct Calls(Vec<Count>);
 pub(crate) struct Count {
     pub(crate) started: AtomicU64,
     pub(crate) handled: [AtomicU64; CODES.len()],
+    /// How long those took that ended well.
+    pub(crate) took_ok: Histogram,
+    /// And those that didn't.
+    pub(crate) took_failed: Histogram,
 }
 
 impl Default for Calls {
@@ -136,6 +142,7 @@ impl Calls {
             rpc,
             // Dropped before its end: the client has gone.
             code: Code::Cancelled,
+            since: Instant::now(),
         }
     }
 }
@@ -145,6 +152,7 @@ pub(crate) struct Call {
     calls: Arc<Calls>,
     rpc: Rpc,
     code: Code,
+    since: Instant,
 }
 
 impl Call {
@@ -152,10 +160,20 @@ impl Call {
     pub(crate) fn end(&mut self, code: Code) {
         self.code = code;
     }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.since.elapsed()
+    }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.calls.of(self.rpc).handled[self.code as usize].fetch_add(1, Relaxed);
+        let count = self.calls.of(self.rpc);
+        count.handled[self.code as usize].fetch_add(1, Relaxed);
+        let took = match self.code {
+            Code::Ok => &count.took_ok,
+            _ => &count.took_failed,
+        };
+        took.record_time(self.since.elapsed());
     }
 }

@@ -96,7 +96,10 @@ impl Cluster for ClusterService {
         let work = async {
             let id = NodeId(request.id);
             let promoted = host.node.member_promote(id, host.limits.within());
-            promoted.await.map_err(status)?;
+            let promoted = promoted.await.map_err(status);
+            let refused = promoted.as_ref().err().map(Status::message);
+            host.tallies.promoted(refused);
+            promoted?;
             Ok(MemberPromoteResponse {
                 header: host.header_without_revision(),
                 members: host.members(),

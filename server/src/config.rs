@@ -3,11 +3,13 @@
 //! Kept true: what [`Config::check`] lets pass can be started, as far as can
 //! be told without the disk and the network.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use pontoon_wal::disk::Backend;
 
 use crate::url::Url;
 
@@ -40,6 +42,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// Where logs go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogOutput {
+    /// To the standard error.
+    Stderr,
+    /// To the standard output.
+    Stdout,
+    /// To the end of a file.
+    File(PathBuf),
+}
+
 /// How a server is run.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -59,20 +72,50 @@ pub struct Config {
     pub initial_advertise_peer_urls: String,
     /// The first members: `NAME=URL,…`.
     pub initial_cluster: Option<String>,
+    /// The domain whose records name the first members.
+    pub discovery_srv: Option<String>,
+    /// What is behind `etcd-server-` in the names of those records.
+    pub discovery_srv_name: String,
     /// Whether it is founded or joined.
     pub initial_cluster_state: ClusterState,
     /// Tells clusters apart that have the same URLs.
     pub initial_cluster_token: String,
     /// Where a new cluster's keys are cut.
     pub initial_splits: Vec<Bytes>,
+    /// How many replicas a range of a new cluster has; 0: one on every member.
+    pub replicas: u64,
+    /// A range that has grown beyond this is split.
+    pub range_bytes_max: Option<u64>,
+    /// A range with more writes than this in a second is split; 0: never.
+    pub range_writes_max: u64,
+    /// Ranges are not split by themselves when there are so many.
+    pub ranges_max: Option<usize>,
+    /// How the log is written.
+    pub io_backend: Backend,
+    /// Where HTTP is served instead of at the clients' URLs.
+    pub listen_client_http_urls: Option<String>,
     /// Where metrics and health are served besides.
     pub listen_metrics_urls: Option<String>,
+    /// Whether metrics tell how long calls take.
+    pub metrics_extensive: bool,
+    /// Whether ports for clients are shared with other processes.
+    pub reuse_port: bool,
+    /// Most connections of clients; 0: as many as the limit of files allows.
+    pub connections_max: usize,
+    /// Origins whose pages may ask over HTTP, with commas between; `*`: all.
+    pub cors: String,
+    /// Hosts that clients may name over HTTP; `*`: all.
+    pub host_whitelist: String,
     /// Between two signs of life of a leader.
     pub heartbeat_ms: u64,
     /// Silence after which a leader is replaced.
     pub election_ms: u64,
     /// Log entries that are kept for slow followers.
     pub snapshot_count: u64,
+    /// The same; the larger of the two counts.
+    pub catchup_entries: u64,
+    /// Between two comparisons of replicas; 0: chosen.
+    pub corrupt_check: Duration,
     /// Bytes that the trees may use; 0: chosen, below 0: no limit.
     pub quota_bytes: i64,
     /// The largest request.
@@ -91,14 +134,22 @@ pub struct Config {
     pub auto_compaction_mode: String,
     /// How much is kept.
     pub auto_compaction_retention: String,
+    /// Clients that ping more often than this are sent away.
+    pub keepalive_min: Duration,
     /// A connection that is silent for this long is asked for a sign of life.
     pub keepalive_interval: Duration,
     /// And has this long to give it.
     pub keepalive_timeout: Duration,
+    /// A request that takes longer than this is logged; 0: none.
+    pub slow_request: Duration,
+    /// etcd's feature gates that were set.
+    pub feature_gates: BTreeMap<&'static str, bool>,
     /// What is logged.
     pub log_level: String,
     /// How.
     pub log_format: LogFormat,
+    /// Where.
+    pub log_outputs: Vec<LogOutput>,
 }
 
 impl Default for Config {
@@ -112,13 +163,28 @@ impl Default for Config {
             listen_peer_urls: "http://localhost:2380".to_owned(),
             initial_advertise_peer_urls: "http://localhost:2380".to_owned(),
             initial_cluster: None,
+            discovery_srv: None,
+            discovery_srv_name: String::new(),
             initial_cluster_state: ClusterState::New,
             initial_cluster_token: "etcd-cluster".to_owned(),
             initial_splits: Vec::new(),
+            replicas: 0,
+            range_bytes_max: None,
+            range_writes_max: 0,
+            ranges_max: None,
+            io_backend: Backend::Auto,
+            listen_client_http_urls: None,
             listen_metrics_urls: None,
+            metrics_extensive: false,
+            reuse_port: false,
+            connections_max: 0,
+            cors: "*".to_owned(),
+            host_whitelist: "*".to_owned(),
             heartbeat_ms: 100,
             election_ms: 1000,
             snapshot_count: 10_000,
+            catchup_entries: 5_000,
+            corrupt_check: Duration::ZERO,
             quota_bytes: 0,
             request_bytes_max: 1_572_864,
             txn_ops_max: 128,
@@ -128,10 +194,14 @@ impl Default for Config {
             progress_notify: Duration::from_secs(600),
             auto_compaction_mode: "periodic".to_owned(),
             auto_compaction_retention: "0".to_owned(),
+            keepalive_min: Duration::from_secs(5),
             keepalive_interval: Duration::from_secs(2 * 3600),
             keepalive_timeout: Duration::from_secs(20),
+            slow_request: Duration::from_millis(300),
+            feature_gates: BTreeMap::new(),
             log_level: "info".to_owned(),
             log_format: LogFormat::Console,
+            log_outputs: vec![LogOutput::Stderr],
         }
     }
 }
@@ -154,10 +224,13 @@ pub(crate) struct Urls {
     pub(crate) advertise_client: Vec<Url>,
     pub(crate) listen_peer: Url,
     pub(crate) advertise_peer: Vec<Url>,
+    /// If not empty, HTTP is served here and not where clients are.
+    pub(crate) listen_http: Vec<Url>,
     pub(crate) listen_metrics: Vec<Url>,
-    /// Names and peer URLs of the first members.
-    pub(crate) initial_cluster: Vec<(String, Vec<Url>)>,
 }
+
+/// Names and peer URLs of the first members.
+pub(crate) type FirstMembers = Vec<(String, Vec<Url>)>;
 
 impl Config {
     /// Where the data is.
@@ -217,6 +290,12 @@ impl Config {
         {
             return refuse("--initial-splits must be different keys in ascending order");
         }
+        if self.initial_cluster.is_some() && self.discovery_srv.is_some() {
+            return refuse("--initial-cluster and --discovery-srv are both set; choose one");
+        }
+        if self.replicas.is_multiple_of(2) && self.replicas != 0 {
+            return refuse("--replicas must be an odd number, or 0 for one on every member");
+        }
         self.auto_compaction()?;
         self.urls().map(|_| ())
     }
@@ -252,13 +331,16 @@ impl Config {
             "initial-advertise-peer-urls",
             &self.initial_advertise_peer_urls,
         )?;
-        let listen_metrics = match &self.listen_metrics_urls {
-            Some(text) => list("listen-metrics-urls", text)?,
-            None => Vec::new(),
+        let optional = |flag: &str, text: &Option<String>| match text {
+            Some(text) => list(flag, text),
+            None => Ok(Vec::new()),
         };
+        let listen_http = optional("listen-client-http-urls", &self.listen_client_http_urls)?;
+        let listen_metrics = optional("listen-metrics-urls", &self.listen_metrics_urls)?;
         let listened = listen_client
             .iter()
             .chain([listen_peer])
+            .chain(&listen_http)
             .chain(&listen_metrics);
         for url in listened.clone() {
             let host = url.host();
@@ -276,20 +358,21 @@ impl Config {
             }
         }
         Ok(Urls {
-            initial_cluster: self.first_members(&advertise_peer)?,
             listen_client,
             advertise_client,
             listen_peer: listen_peer.clone(),
             advertise_peer,
+            listen_http,
             listen_metrics,
         })
     }
 
-    fn first_members(&self, own: &[Url]) -> Result<Vec<(String, Vec<Url>)>, ConfigError> {
+    /// Who founds the cluster, or is in it. It counts only at the first start.
+    pub(crate) fn first_members(&self, own: &[Url]) -> Result<FirstMembers, ConfigError> {
         let Some(text) = &self.initial_cluster else {
             return Ok(vec![(self.name.clone(), own.to_vec())]);
         };
-        let mut members: Vec<(String, Vec<Url>)> = Vec::new();
+        let mut members = FirstMembers::new();
         for part in text.split(',').filter(|part| !part.trim().is_empty()) {
             let Some((name, url)) = part.trim().split_once('=') else {
                 return Err(ConfigError(format!(
@@ -307,11 +390,13 @@ impl Config {
         }
         match members.iter().find(|(name, _)| *name == self.name) {
             None => Err(ConfigError(format!(
-                "--initial-cluster {text:?} has no member with this one's --name {:?}",
+                "--initial-cluster {text:?} has no member with this one's --name {:?}; \
+                 set --name to what it is called there",
                 self.name
             ))),
             Some((_, urls)) if urls != own => Err(ConfigError(format!(
-                "--initial-cluster has {:?} at {}, but --initial-advertise-peer-urls is {:?}",
+                "--initial-cluster has {:?} at {}, but --initial-advertise-peer-urls is {:?}; \
+                 make them the same",
                 self.name,
                 urls.iter()
                     .map(Url::to_string)
@@ -373,7 +458,12 @@ mod tests {
         let refused = |change: &dyn Fn(&mut Config), part: &str| {
             let mut config = Config::default();
             change(&mut config);
-            let reason = config.check().unwrap_err().0;
+            let checked = config.check();
+            let checked = checked.and_then(|()| {
+                let urls = config.urls()?;
+                config.first_members(&urls.advertise_peer)
+            });
+            let reason = checked.unwrap_err().0;
             assert!(reason.contains(part), "{reason}");
         };
         refused(&|config| config.election_ms = 400, "5 times");
@@ -393,6 +483,14 @@ mod tests {
         refused(
             &|config| config.listen_peer_urls = "https://localhost:2380".to_owned(),
             "only http",
+        );
+        refused(&|config| config.replicas = 2, "odd");
+        refused(
+            &|config| {
+                config.initial_cluster = Some("default=http://localhost:2380".to_owned());
+                config.discovery_srv = Some("example.com".to_owned());
+            },
+            "choose one",
         );
         refused(
             &|config| config.auto_compaction_mode = "x".to_owned(),

@@ -25,6 +25,7 @@ use pontoon_api::v3electionpb::election_server::ElectionServer;
 use pontoon_api::v3lockpb::lock_server::LockServer;
 use pontoon_api::{message_too_large, unknown_method, unknown_service};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::{Code, Status};
@@ -41,6 +42,7 @@ use crate::lease::LeaseService;
 use crate::lock::LockService;
 use crate::maintenance::MaintenanceService;
 use crate::metrics::Counted;
+use crate::pings::Calm;
 use crate::stop::Stop;
 use crate::url::Url;
 use crate::watch::WatchService;
@@ -68,18 +70,32 @@ struct Services {
     health: HealthServer<HealthService>,
 }
 
+/// What is behind a door.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Behind {
+    /// gRPC and HTTP.
+    All,
+    /// Only gRPC.
+    Grpc,
+    /// Only HTTP.
+    Http,
+    /// Only metrics and health.
+    Metrics,
+}
+
 /// The door: who is let in, and to what.
 #[derive(Clone)]
 pub(crate) struct Door {
     services: Arc<Services>,
-    /// Whether there are only metrics and health behind it.
-    plain_only: bool,
+    behind: Behind,
+    /// As many connections as there may be, for all doors together.
+    places: Arc<Semaphore>,
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 impl Door {
-    pub(crate) fn new(host: &Arc<Host>) -> Self {
+    pub(crate) fn new(host: &Arc<Host>, connections_max: usize) -> Self {
         let bytes_max = host.limits.request_bytes_max.saturating_add(MARGIN_BYTES);
         let at = || Arc::clone(host);
         macro_rules! limited {
@@ -101,15 +117,16 @@ impl Door {
                 election: limited!(ElectionServer, ElectionService),
                 health: limited!(HealthServer, HealthService),
             }),
-            plain_only: false,
+            behind: Behind::All,
+            places: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
         }
     }
 
-    /// The same with only metrics and health.
-    pub(crate) fn plain(&self) -> Self {
+    /// The same with something else behind it.
+    pub(crate) fn to(&self, behind: Behind) -> Self {
         Self {
-            services: Arc::clone(&self.services),
-            plain_only: true,
+            behind,
+            ..self.clone()
         }
     }
 
@@ -132,6 +149,11 @@ impl Door {
             .keep_alive_timeout(config.keepalive_timeout);
         builder.http1().timer(TokioTimer::new());
         loop {
+            // Who comes when all places are taken waits outside, as in etcd.
+            let place = tokio::select! {
+                place = self.place() => place,
+                () = stop.ordered() => break,
+            };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = stop.ordered() => break,
@@ -149,9 +171,9 @@ impl Door {
                 tracing::debug!("a connection without TCP_NODELAY: {error}");
             }
             let (builder, door) = (builder.clone(), self.clone());
-            let stream = stream.into_std();
+            let (stream, ping_min) = (stream.into_std(), config.ping_min);
             fronts.receive(move |graceful| match stream.and_then(TcpStream::from_std) {
-                Ok(stream) => door.receive(stream, &builder, graceful),
+                Ok(stream) => door.receive(stream, place, &builder, ping_min, graceful),
                 Err(error) => tracing::warn!("a client can't be served: {error}"),
             });
         }
@@ -161,18 +183,35 @@ impl Door {
     fn receive(
         self,
         stream: TcpStream,
+        place: Option<OwnedSemaphorePermit>,
         builder: &Builder<TokioExecutor>,
+        ping_min: Duration,
         graceful: &GracefulShutdown,
     ) {
         let traffic = Arc::clone(&self.services.host.traffic);
-        let stream = TokioIo::new(Counted::new(stream, traffic));
+        let stream = TokioIo::new(Calm::new(Counted::new(stream, traffic), ping_min));
         let connection = builder.serve_connection_with_upgrades(stream, self);
         let connection = graceful.watch(connection.into_owned());
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!("a connection ended: {error}");
             }
+            drop(place);
         });
+    }
+}
+
+impl Door {
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        // Health and metrics are to be had when nothing else is.
+        if self.behind == Behind::Metrics {
+            return None;
+        }
+        if self.places.available_permits() == 0 {
+            let connections = self.services.host.limits.connections_max;
+            tracing::warn!("{connections} connections are open: no more until one ends");
+        }
+        self.places.clone().acquire_owned().await.ok()
     }
 }
 
@@ -180,6 +219,7 @@ impl Door {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionConfig {
     streams_max: u32,
+    ping_min: Duration,
     keepalive_interval: Option<Duration>,
     keepalive_timeout: Duration,
 }
@@ -189,6 +229,7 @@ impl ConnectionConfig {
         let interval = config.keepalive_interval;
         Self {
             streams_max: config.streams_max,
+            ping_min: config.keepalive_min,
             keepalive_interval: (!interval.is_zero()).then_some(interval),
             keepalive_timeout: config.keepalive_timeout,
         }
@@ -201,14 +242,14 @@ impl hyper::service::Service<Request<Incoming>> for Door {
     type Future = Answer;
 
     fn call(&self, request: Request<Incoming>) -> Answer {
-        if self.plain_only || !is_grpc(request.headers()) {
+        let is_grpc = is_grpc(request.headers());
+        if !is_grpc || matches!(self.behind, Behind::Http | Behind::Metrics) {
             let services = Arc::clone(&self.services);
-            return Box::pin(async move {
-                let uri = request.uri();
-                let (path, query) = (uri.path(), uri.query());
-                let method = request.method();
-                Ok(endpoints::serve(&services.host, method, path, query).await)
-            });
+            let behind = self.behind;
+            let (head, _) = request.into_parts();
+            return Box::pin(
+                async move { Ok(endpoints::serve(&services.host, &head, behind).await) },
+            );
         }
         let path = request.uri().path().to_owned();
         let service = path.strip_prefix('/').and_then(|path| path.split_once('/'));
@@ -277,7 +318,7 @@ fn too_large(message: &str) -> Option<(u64, u64)> {
 }
 
 /// Listens at the host and port of a URL.
-pub(crate) fn listen(url: &Url) -> io::Result<TcpListener> {
+pub(crate) fn listen(url: &Url, reuse_port: bool) -> io::Result<TcpListener> {
     let mut addresses: Vec<SocketAddr> = url.authority.to_socket_addrs()?.collect();
     // `localhost` is both; clients look for the older one first.
     addresses.sort_by_key(SocketAddr::is_ipv6);
@@ -290,6 +331,7 @@ pub(crate) fn listen(url: &Url) -> io::Result<TcpListener> {
             };
             // A server that was just stopped must be able to start again.
             socket.set_reuseaddr(true)?;
+            socket.set_reuseport(reuse_port)?;
             socket.bind(address)?;
             socket.listen(BACKLOG)
         };

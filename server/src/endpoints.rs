@@ -3,12 +3,14 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
-use http::{Method, Response, StatusCode, header};
+use http::request::Parts;
+use http::{HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::Full;
 use pontoon_api::etcdserverpb::RangeRequest;
 use pontoon_raftgroup::{Alarm, GroupId};
 use tonic::body::Body;
 
+use crate::door::Behind;
 use crate::host::Host;
 use crate::metrics;
 use crate::version::{API_VERSION, CLUSTER_VERSION};
@@ -18,25 +20,104 @@ const JSON: &str = "application/json";
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Answers a request.
-pub(crate) async fn serve(
-    host: &Host,
-    method: &Method,
-    path: &str,
-    query: Option<&str>,
-) -> Response<Body> {
+pub(crate) async fn serve(host: &Host, request: &Parts, behind: Behind) -> Response<Body> {
+    if behind == Behind::Metrics {
+        return page(host, request, &["health", "livez", "readyz", "metrics"]).await;
+    }
+    if !host.visitors.may_name(named_host(request)) {
+        let text = "the Host of this request is not in --host-whitelist\n".to_owned();
+        return answer(StatusCode::MISDIRECTED_REQUEST, TEXT, text);
+    }
+    let mut response = match (behind, &request.method) {
+        (Behind::Grpc, _) => not_found(),
+        (_, &Method::OPTIONS) => answer(StatusCode::OK, TEXT, String::new()),
+        _ => {
+            page(
+                host,
+                request,
+                &["version", "health", "livez", "readyz", "metrics"],
+            )
+            .await
+        }
+    };
+    let origin = request.headers.get(header::ORIGIN);
+    if let Some(allowed) = host.visitors.origin(origin) {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+        let methods = HeaderValue::from_static("POST, GET, OPTIONS, PUT, DELETE");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+        let allowed = HeaderValue::from_static("accept, content-type, authorization");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    }
+    response
+}
+
+/// Who may ask over HTTP.
+#[derive(Debug)]
+pub(crate) struct Visitors {
+    origins: Vec<String>,
+    hosts: Vec<String>,
+}
+
+impl Visitors {
+    pub(crate) fn new(origins: &str, hosts: &str) -> Self {
+        let list = |text: &str| {
+            let parts = text.split(',').map(str::trim);
+            parts
+                .filter(|part| !part.is_empty())
+                .map(str::to_owned)
+                .collect()
+        };
+        Self {
+            origins: list(origins),
+            hosts: list(hosts),
+        }
+    }
+
+    fn may_name(&self, host: &str) -> bool {
+        self.hosts.is_empty() || self.hosts.iter().any(|known| known == "*" || known == host)
+    }
+
+    /// What a page is told about its origin, if it may ask.
+    fn origin(&self, origin: Option<&HeaderValue>) -> Option<HeaderValue> {
+        if self.origins.iter().any(|known| known == "*") {
+            return Some(HeaderValue::from_static("*"));
+        }
+        let origin = origin?;
+        let is_known = self
+            .origins
+            .iter()
+            .any(|known| known.as_bytes() == origin.as_bytes());
+        is_known.then(|| origin.clone())
+    }
+}
+
+/// The host that the client takes this for, without the port.
+fn named_host(request: &Parts) -> &str {
+    let header = request.headers.get(header::HOST);
+    let header = header.and_then(|host| host.to_str().ok());
+    let host = header.or(request.uri.host()).unwrap_or_default();
+    match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => name,
+        _ => host,
+    }
+}
+
+fn not_found() -> Response<Body> {
+    let text = "404 page not found\n".to_owned();
+    answer(StatusCode::NOT_FOUND, TEXT, text)
+}
+
+async fn page(host: &Host, request: &Parts, known: &[&str]) -> Response<Body> {
+    let (path, query) = (request.uri.path(), request.uri.query());
     let (first, rest) = match path.trim_start_matches('/').split_once('/') {
         Some((first, rest)) => (first, Some(rest)),
         None => (path.trim_start_matches('/'), None),
     };
-    let known = ["version", "health", "livez", "readyz", "metrics"];
     if !known.contains(&first) || (rest.is_some() && !matches!(first, "livez" | "readyz")) {
-        return answer(
-            StatusCode::NOT_FOUND,
-            TEXT,
-            "404 page not found\n".to_owned(),
-        );
+        return not_found();
     }
-    if method != Method::GET {
+    if request.method != Method::GET {
         let text = "Method Not Allowed\n".to_owned();
         return answer(StatusCode::METHOD_NOT_ALLOWED, TEXT, text);
     }
@@ -44,9 +125,9 @@ pub(crate) async fn serve(
     match first {
         "version" => answer(StatusCode::OK, JSON, version()),
         "health" => health(host, &query).await,
-        "livez" => checks(host, &LIVE, rest, &query).await,
-        "readyz" => checks(host, &READY, rest, &query).await,
-        _ => answer(StatusCode::OK, METRICS, metrics::page(host)),
+        "livez" => checks(host, ("livez", &LIVE), rest, &query).await,
+        "readyz" => checks(host, ("readyz", &READY), rest, &query).await,
+        _ => answer(StatusCode::OK, METRICS, metrics::page(host).await),
     }
 }
 
@@ -60,7 +141,7 @@ fn version() -> String {
 fn answer(status: StatusCode, content: &'static str, text: String) -> Response<Body> {
     let mut response = Response::new(Body::new(Full::from(text)));
     *response.status_mut() = status;
-    let content = header::HeaderValue::from_static(content);
+    let content = HeaderValue::from_static(content);
     response.headers_mut().insert(header::CONTENT_TYPE, content);
     response
 }
@@ -90,7 +171,9 @@ impl Query {
 
 async fn health(host: &Host, query: &Query) -> Response<Body> {
     let serializable = query.is("serializable", "true");
-    let reason = match unhealthy(host, query, serializable).await {
+    let unhealthy = unhealthy(host, query, serializable).await;
+    host.tallies.health(unhealthy.is_none());
+    let reason = match unhealthy {
         None => {
             let text = "{\"health\":\"true\",\"reason\":\"\"}".to_owned();
             return answer(StatusCode::OK, JSON, text);
@@ -178,7 +261,12 @@ fn range_error(reason: String) -> String {
     format!("range error: {reason}")
 }
 
-async fn checks(host: &Host, all: &[Check], only: Option<&str>, query: &Query) -> Response<Body> {
+async fn checks(
+    host: &Host,
+    (page, all): (&'static str, &[Check]),
+    only: Option<&str>,
+    query: &Query,
+) -> Response<Body> {
     let chosen: Vec<Check> = match only {
         None => all
             .iter()
@@ -192,15 +280,13 @@ async fn checks(host: &Host, all: &[Check], only: Option<&str>, query: &Query) -
             .collect(),
     };
     if only.is_some() && chosen.is_empty() {
-        return answer(
-            StatusCode::NOT_FOUND,
-            TEXT,
-            "404 page not found\n".to_owned(),
-        );
+        return not_found();
     }
     let (mut lines, mut failed) = (String::new(), false);
     for check in chosen {
-        let _ = match check.run(host).await {
+        let checked = check.run(host).await;
+        host.tallies.check(page, check.name(), checked.is_ok());
+        let _ = match checked {
             Ok(()) => writeln!(lines, "[+]{} ok", check.name()),
             Err(reason) => {
                 failed = true;

@@ -1,10 +1,11 @@
 //! What all services share: the member they speak for, its limits, and what
 //! is checked before any of them is asked.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use pontoon_api::Error;
 use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request, Txn, TxnAnswer};
@@ -13,9 +14,11 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
 
 use crate::calls::{Call, Calls, Rpc};
+use crate::endpoints::Visitors;
 use crate::failure::status;
 use crate::front;
-use crate::metrics::Traffic;
+use crate::metrics::{Tallies, Traffic};
+use crate::peers::PeerCounts;
 use crate::quota::Quota;
 use crate::stop::Stop;
 
@@ -33,6 +36,11 @@ pub(crate) struct Limits {
     pub(crate) election: Duration,
     pub(crate) progress_notify: Duration,
     pub(crate) quota_bytes: i64,
+    /// A request that takes longer than this is logged; 0: none.
+    pub(crate) slow_request: Duration,
+    pub(crate) connections_max: usize,
+    /// Whether metrics tell how long calls take.
+    pub(crate) metrics_extensive: bool,
 }
 
 impl Limits {
@@ -51,6 +59,13 @@ pub(crate) struct Host {
     pub(crate) quota: Quota,
     pub(crate) calls: Arc<Calls>,
     pub(crate) traffic: Arc<Traffic>,
+    pub(crate) tallies: Tallies,
+    pub(crate) peers: Arc<PeerCounts>,
+    pub(crate) visitors: Visitors,
+    /// How the log is written, and why.
+    pub(crate) io: String,
+    pub(crate) feature_gates: BTreeMap<&'static str, bool>,
+    pub(crate) started: SystemTime,
     /// Whether this member only listens; looked up now and then.
     pub(crate) learner: AtomicBool,
     pub(crate) stop: Stop,
@@ -70,7 +85,23 @@ impl Host {
             Err(error) => Err(error.into()),
         };
         call.end(outcome.as_ref().err().map_or(Code::Ok, Status::code));
+        self.note_slow(rpc, call.elapsed());
         outcome.map(Response::new)
+    }
+
+    /// Lock and Campaign wait for others, and that is no matter.
+    fn note_slow(&self, rpc: Rpc, elapsed: Duration) {
+        let slow = self.limits.slow_request;
+        let waits = matches!(rpc, Rpc::Lock | Rpc::Campaign);
+        if slow.is_zero() || elapsed <= slow || waits {
+            return;
+        }
+        tracing::warn!(
+            "{} took {} ms, more than expected ({} ms)",
+            rpc.method(),
+            elapsed.as_millis(),
+            slow.as_millis()
+        );
     }
 
     /// Begins a stream: checked, counted when the call is dropped.
@@ -92,14 +123,14 @@ impl Host {
         if !served && self.learner.load(Relaxed) {
             return Err(Error::NotSupportedForLearner);
         }
-        if metadata.is_empty() {
-            return Ok(());
-        }
-        if let Some(version) = metadata.get("client-api-version")
-            && std::str::from_utf8(version.as_bytes()).is_err()
-        {
-            return Err(Error::InvalidClientApiVersion);
-        }
+        let version = metadata.get("client-api-version");
+        let version = version.map(|version| std::str::from_utf8(version.as_bytes()));
+        let version = match version {
+            Some(Err(_)) => return Err(Error::InvalidClientApiVersion),
+            Some(Ok(version)) => version,
+            None => "unknown",
+        };
+        self.tallies.request(rpc.shape(), version);
         if needs_leader(metadata) && !self.node.has_leader(GroupId::ROOT) {
             return Err(Error::NoLeader);
         }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use pontoon_raftgroup::NodeId;
@@ -33,6 +34,9 @@ pub(crate) struct Identity {
     members: BTreeMap<String, Card>,
     /// Where the keys of the new cluster were cut, in hexadecimal.
     splits: Vec<String>,
+    /// How many replicas a range of the new cluster had; 0: one on every member.
+    #[serde(default)]
+    pub(crate) replicas: u64,
 }
 
 /// Why a data directory can't be used.
@@ -40,13 +44,18 @@ pub(crate) struct Identity {
 pub enum IdentityError {
     /// It holds an etcd's data.
     #[error(
-        "{0} holds the data of an etcd, which is left untouched. \
-         Import it from a snapshot into another --data-dir"
+        "{0} holds the data of an etcd, and is left untouched: nothing was started. \
+         Give this server a --data-dir of its own, start that etcd again beside it, and bring \
+         over what it holds:\n  etcdctl --endpoints ETCD_HOST:PORT make-mirror HOST:PORT\n\
+         (it goes on copying until it is interrupted)"
     )]
     Etcd(PathBuf),
     /// It holds something else.
-    #[error("{0} is not empty and not a data directory of Pontoon; choose another --data-dir")]
-    Foreign(PathBuf),
+    #[error(
+        "{0} holds something ({1:?}) that is not Pontoon's, and is left untouched; \
+         choose a directory that is empty or not there yet"
+    )]
+    Foreign(PathBuf, std::ffi::OsString),
     /// The identity can't be read.
     #[error("{0}: {1}")]
     Unreadable(PathBuf, String),
@@ -73,6 +82,7 @@ impl Identity {
                 .map(|(id, card)| (format!("{:x}", id.0), card.clone()))
                 .collect(),
             splits: splits.iter().map(|key| hex(key)).collect(),
+            replicas: 0,
         }
     }
 
@@ -104,7 +114,9 @@ impl Identity {
     pub(crate) fn write(&self, dir: &Path) -> Result<(), IdentityError> {
         let (file, new) = (dir.join(FILE), dir.join(format!("{FILE}.new")));
         let written = || -> io::Result<()> {
-            fs::create_dir_all(dir)?;
+            // As etcd does: nobody else has any business in it.
+            let mut made = fs::DirBuilder::new();
+            made.recursive(true).mode(0o700).create(dir)?;
             let mut out = File::create(&new)?;
             out.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
             out.sync_all()?;
@@ -142,9 +154,9 @@ impl Identity {
     }
 }
 
-/// A directory that isn't there is empty too. What was begun and not finished
+/// Refuses a directory that holds anything. One that isn't there is empty too. What was begun and not finished
 /// at a first start doesn't count.
-fn check_empty(dir: &Path) -> Result<(), IdentityError> {
+pub(crate) fn check_empty(dir: &Path) -> Result<(), IdentityError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -159,7 +171,7 @@ fn check_empty(dir: &Path) -> Result<(), IdentityError> {
         let is_etcd = name == "member" || name == "proxy";
         return Err(match is_etcd {
             true => IdentityError::Etcd(dir.to_owned()),
-            false => IdentityError::Foreign(dir.to_owned()),
+            false => IdentityError::Foreign(dir.to_owned(), name),
         });
     }
     Ok(())
@@ -250,7 +262,7 @@ mod tests {
         fs::remove_dir(dir.path().join("member")).unwrap();
         fs::write(dir.path().join("notes.txt"), "").unwrap();
         let refused = Identity::read(dir.path()).unwrap_err();
-        assert!(matches!(refused, IdentityError::Foreign(_)), "{refused}");
+        assert!(matches!(refused, IdentityError::Foreign(..)), "{refused}");
         fs::write(dir.path().join(FILE), "{}").unwrap();
         let refused = Identity::read(dir.path()).unwrap_err();
         assert!(

@@ -1,9 +1,13 @@
 //! `pontoon`: the server.
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Mutex;
 
-use pontoon_server::{Config, LogFormat, Parsed, Server, Usage, describe, parse, usage};
+use pontoon_server::{
+    Config, LogFormat, LogOutput, Parsed, Server, Usage, describe, notify, parse, usage,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -14,11 +18,11 @@ fn main() -> ExitCode {
     let (config, said) = match parse(std::env::args().skip(1), std::env::vars()) {
         Ok(Parsed::Run(config, said)) => (*config, said),
         Ok(Parsed::Help) => {
-            println!("{}", usage());
+            say(&usage());
             return ExitCode::SUCCESS;
         }
         Ok(Parsed::Version) => {
-            println!("{}", describe());
+            say(&describe());
             return ExitCode::SUCCESS;
         }
         Err(Usage::Unknown(flag)) => {
@@ -30,7 +34,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    log(&config);
+    if let Err(reason) = log(&config) {
+        eprintln!("pontoon: {reason}");
+        return ExitCode::FAILURE;
+    }
     for line in said {
         tracing::warn!("{line}");
     }
@@ -45,6 +52,11 @@ fn main() -> ExitCode {
         }
     };
     runtime.block_on(run(config))
+}
+
+/// To whoever listens.
+fn say(text: &str) {
+    let _ = writeln!(io::stdout(), "{text}");
 }
 
 async fn run(config: Config) -> ExitCode {
@@ -68,24 +80,72 @@ async fn run(config: Config) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    println!("{}", server.welcome());
+    say(&server.welcome());
+    // etcd's words: tools wait for them.
+    tracing::info!("ready to serve client requests");
+    notify("READY=1");
     tokio::select! {
         _ = terminate.recv() => tracing::info!("told to stop"),
         _ = interrupt.recv() => tracing::info!("interrupted"),
         () = server.removed() => tracing::warn!("removed from the cluster: stopping"),
     }
+    notify("STOPPING=1");
     server.stop().await;
     ExitCode::SUCCESS
 }
 
-fn log(config: &Config) {
+fn log(config: &Config) -> Result<(), String> {
     let level = EnvFilter::new(format!("{},openraft=error", config.log_level));
+    let only_terminal = config.log_outputs == [LogOutput::Stderr] && io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt()
         .with_env_filter(level)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_writer(Logs::open(&config.log_outputs)?)
+        .with_ansi(only_terminal);
     match config.log_format {
         LogFormat::Console => logs.init(),
         LogFormat::Json => logs.json().init(),
+    }
+    Ok(())
+}
+
+/// Everything that logs go to.
+struct Logs(Vec<Output>);
+
+enum Output {
+    Stderr,
+    Stdout,
+    File(File),
+}
+
+impl Logs {
+    fn open(outputs: &[LogOutput]) -> Result<Mutex<Self>, String> {
+        let open = |output: &LogOutput| match output {
+            LogOutput::Stderr => Ok(Output::Stderr),
+            LogOutput::Stdout => Ok(Output::Stdout),
+            LogOutput::File(path) => {
+                let file = File::options().append(true).create(true).open(path);
+                let file = file.map_err(|error| format!("--log-outputs {path:?}: {error}"));
+                file.map(Output::File)
+            }
+        };
+        let outputs = outputs.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Mutex::new(Self(outputs)))
+    }
+}
+
+impl Write for Logs {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        for output in &mut self.0 {
+            match output {
+                Output::Stderr => io::stderr().write_all(line)?,
+                Output::Stdout => io::stdout().write_all(line)?,
+                Output::File(file) => file.write_all(line)?,
+            }
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status};
 use crate::calls::Rpc;
 use crate::failure::status;
 use crate::host::Host;
+use crate::metrics::Present;
 use crate::version::{API_VERSION, CLUSTER_MINOR, CLUSTER_VERSION};
 
 /// Between two looks whether a leadership has moved.
@@ -63,7 +64,12 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<DefragmentRequest>,
     ) -> Result<Response<DefragmentResponse>, Status> {
-        let work = async { Ok(DefragmentResponse { header: None }) };
+        let tallies = &self.0.tallies;
+        let work = async {
+            let _running = Present::new(&tallies.defrags);
+            tallies.defrag_took.record_time(Duration::ZERO);
+            Ok(DefragmentResponse { header: None })
+        };
         self.0
             .unary(Rpc::Defragment, request.metadata(), work)
             .await
@@ -72,7 +78,9 @@ impl Maintenance for MaintenanceService {
     async fn hash(&self, request: Request<HashRequest>) -> Result<Response<HashResponse>, Status> {
         let host = &self.0;
         let work = async {
+            let since = Instant::now();
             let (_, hash) = host.hash(Revision(0)).await?;
+            host.tallies.hash_took.record_time(since.elapsed());
             Ok(HashResponse {
                 header: host.header_now(),
                 hash,
@@ -88,7 +96,9 @@ impl Maintenance for MaintenanceService {
         let (metadata, _, request) = request.into_parts();
         let host = &self.0;
         let work = async {
+            let since = Instant::now();
             let (at, hash) = host.hash(Revision(request.revision)).await?;
+            host.tallies.hash_kv_took.record_time(since.elapsed());
             Ok(HashKvResponse {
                 header: host.header_now(),
                 hash,

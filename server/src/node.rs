@@ -4,23 +4,26 @@
 //! and never changes; what was said at the first start counts for good.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use pontoon_raftgroup::{Node, NodeFailure, NodeId, Scope, TcpConfig, TcpNetwork, Timing};
-use pontoon_wal::disk::{Backend, Disk, RealDisk};
+use pontoon_wal::disk::{Disk, RealDisk};
 use pontoon_wal::{Clock, SystemClock};
 use tokio::time::Instant;
 
 use crate::card::Card;
-use crate::config::{ClusterState, Config, Urls};
-use crate::identity::{Identity, IdentityError, cluster_id, member_id};
-use crate::peers::{self, Peers, Reception};
+use crate::config::{ClusterState, Config, ConfigError, FirstMembers, Urls};
+use crate::discovery;
+use crate::identity::{Identity, IdentityError, check_empty, cluster_id, member_id};
+use crate::peers::{self, PeerCounts, Peers, Reception};
 use crate::url::Url;
 
 /// How long one that joins looks for somebody who knows it.
 const JOIN_WITHIN: Duration = Duration::from_secs(30);
+/// How long other first members have to say of which cluster they are.
+const GREET_WITHIN: Duration = Duration::from_secs(1);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -36,6 +39,20 @@ pub enum OpenError {
     /// The disk can't be used.
     #[error("{0}: {1}")]
     Disk(PathBuf, std::io::Error),
+    /// The first members can't be told.
+    #[error(transparent)]
+    FirstMembers(#[from] ConfigError),
+    /// The first members can't be found.
+    #[error("--discovery-srv: {0}")]
+    Discovery(String),
+    /// Another member is of another cluster.
+    #[error(
+        "the member at {url} is of cluster {theirs:x}, but these settings make cluster {ours:x}: \
+         --initial-cluster and --initial-cluster-token must be the same for all first members; \
+         to join a cluster that is there, add this member to it (etcdctl member add) and start \
+         it with --initial-cluster-state existing"
+    )]
+    OtherCluster { url: String, theirs: u64, ours: u64 },
     /// Two members are the same.
     #[error("--initial-cluster: {0} and another member have the same peer URLs")]
     SameUrls(String),
@@ -56,17 +73,19 @@ pub(crate) struct Opened {
     /// What the others are to know of it.
     pub(crate) card: Card,
     pub(crate) reception: Reception,
+    pub(crate) counts: Arc<PeerCounts>,
 }
 
 pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenError> {
     let dir = config.dir();
-    let identity = match Identity::read(&dir)? {
-        Some(identity) => identity,
-        None => {
-            let identity = first(config, urls).await?;
-            identity.write(&dir)?;
+    let known = Identity::read(&dir)?;
+    let is_new = known.is_none();
+    let identity = match known {
+        Some(identity) => {
+            warn_of_change(config, &identity, &dir);
             identity
         }
+        None => first(config, urls).await?,
     };
     let (me, cluster) = (identity.member(), identity.cluster());
     let clock = Arc::new(SystemClock::default());
@@ -75,13 +94,23 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
     let authority = urls.listen_peer.authority.as_str();
     let network = TcpNetwork::bind(authority, tcp, reception.clone())
         .map_err(|error| OpenError::Listen(urls.listen_peer.to_string(), error))?;
-    let disk = RealDisk::new(Backend::Auto, &dir);
+    if is_new {
+        if let Some(dir) = &config.wal_dir {
+            check_empty(dir)?;
+        }
+        identity.write(&dir)?;
+    }
+    let disk = RealDisk::new(config.io_backend, &dir);
     let disk = disk.map_err(|error| OpenError::Disk(dir.clone(), error))?;
     let io = disk.describe();
     let disk: Arc<dyn Disk> = Arc::new(disk);
     let scope = Scope::new(clock.random());
     let settings = settings(config, &identity, dir);
-    let network = Arc::new(Peers(network));
+    let counts = Arc::new(PeerCounts::default());
+    let network = Arc::new(Peers {
+        network,
+        counts: Arc::clone(&counts),
+    });
     let node = Node::open(settings, disk, clock, network, scope).await?;
     reception.open(cluster, &node);
     let mut card = Card::of(&config.name, &urls.advertise_peer);
@@ -92,6 +121,7 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
         io,
         card,
         reception,
+        counts,
     })
 }
 
@@ -110,41 +140,99 @@ fn settings(config: &Config, identity: &Identity, dir: PathBuf) -> pontoon_raftg
         election_max: election * 3 / 2,
     };
     settings.txn_ops_max = config.txn_ops_max;
-    settings.log_entries_kept = config.snapshot_count;
+    settings.log_entries_kept = config.snapshot_count.max(config.catchup_entries);
+    settings.replicas = identity.replicas;
+    settings.range_bytes_max = config.range_bytes_max.unwrap_or(settings.range_bytes_max);
+    settings.range_writes_max = config.range_writes_max;
+    settings.groups_max = config.ranges_max.unwrap_or(settings.groups_max);
+    if !config.corrupt_check.is_zero() {
+        settings.compare_every = config.corrupt_check;
+    }
     // etcd's shortest lease: one and a half election timeouts, in whole seconds.
     let shortest = (3 * config.election_ms).div_ceil(2000);
     settings.lease_ttl_secs_min = i64::try_from(shortest).unwrap_or(i64::MAX);
     settings
 }
 
-/// Who this member is at its first start.
-async fn first(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
-    match config.initial_cluster_state {
-        ClusterState::New => found(config, urls),
-        ClusterState::Existing => join(config, urls).await,
+/// A member that runs without data of its own says what it was told to be;
+/// one that has data is what the data says.
+fn warn_of_change(config: &Config, identity: &Identity, dir: &Path) {
+    let members = identity.members();
+    let name = members.get(&identity.member()).map(|card| &card.name);
+    if let Some(name) = name.filter(|name| !name.is_empty() && **name != config.name) {
+        tracing::warn!(
+            "{} holds the data of the member {name:?}, which is now started as --name {:?}: \
+             is it the right --data-dir?",
+            dir.display(),
+            config.name
+        );
     }
 }
 
-fn found(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
+/// Who this member is at its first start.
+async fn first(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
+    let members = match config.discovery_srv {
+        Some(_) => discovery::first_members(config, &urls.advertise_peer)
+            .await
+            .map_err(OpenError::Discovery)?,
+        None => config.first_members(&urls.advertise_peer)?,
+    };
+    match config.initial_cluster_state {
+        ClusterState::New => {
+            let identity = found(config, &members)?;
+            check_cluster(config, &members, identity.cluster()).await?;
+            Ok(identity)
+        }
+        ClusterState::Existing => join(config, urls, &members).await,
+    }
+}
+
+fn found(config: &Config, first: &FirstMembers) -> Result<Identity, OpenError> {
     let mut members = BTreeMap::new();
-    for (name, urls) in &urls.initial_cluster {
+    let mut me = NodeId(0);
+    for (name, urls) in first {
         let id = member_id(urls, &config.initial_cluster_token);
+        if *name == config.name {
+            me = id;
+        }
         if members.insert(id, Card::of(name, urls)).is_some() {
             return Err(OpenError::SameUrls(name.clone()));
         }
     }
-    let me = member_id(&urls.advertise_peer, &config.initial_cluster_token);
     let cluster = cluster_id(members.keys());
-    let splits = &config.initial_splits;
-    Ok(Identity::new(cluster, me, false, &members, splits))
+    let mut identity = Identity::new(cluster, me, false, &members, &config.initial_splits);
+    identity.replicas = config.replicas;
+    Ok(identity)
+}
+
+/// Nothing is founded beside a cluster that is there. Who doesn't answer has
+/// not started yet.
+async fn check_cluster(config: &Config, first: &FirstMembers, ours: u64) -> Result<(), OpenError> {
+    let others = first.iter().filter(|(name, _)| *name != config.name);
+    let asked = others.flat_map(|(_, urls)| urls).map(|url| async move {
+        let answer = tokio::time::timeout(GREET_WITHIN, peers::ask(url)).await;
+        answer.ok()?.ok().map(|(theirs, _)| (url, theirs))
+    });
+    let answers = futures_util::future::join_all(asked).await;
+    match answers
+        .into_iter()
+        .flatten()
+        .find(|(_, theirs)| *theirs != ours)
+    {
+        Some((url, theirs)) => Err(OpenError::OtherCluster {
+            url: url.to_string(),
+            theirs,
+            ours,
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Asks the members that are there who this one is to be.
-async fn join(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
+async fn join(config: &Config, urls: &Urls, first: &FirstMembers) -> Result<Identity, OpenError> {
     let deadline = Instant::now() + JOIN_WITHIN;
     let own: Vec<_> = urls.advertise_peer.iter().map(Url::to_string).collect();
-    let others = urls.initial_cluster.iter();
-    let others = others.filter(|(name, _)| *name != config.name);
+    let others = first.iter().filter(|(name, _)| *name != config.name);
     let others: Vec<&Url> = others.flat_map(|(_, urls)| urls).collect();
     if others.is_empty() {
         let reason = "--initial-cluster names no other member";
@@ -163,7 +251,7 @@ async fn join(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
                             own.join(",")
                         )));
                     };
-                    check_same(&members, urls).map_err(OpenError::Join)?;
+                    check_same(&members, first).map_err(OpenError::Join)?;
                     let members = members.into_iter();
                     let members = members.map(|member| (NodeId(member.id), member.card));
                     return Ok(Identity::new(cluster, me, true, &members.collect(), &[]));
@@ -179,15 +267,16 @@ async fn join(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
 }
 
 /// etcd wants `--initial-cluster` to name exactly the members that are there.
-fn check_same(members: &[peers::Listed], urls: &Urls) -> Result<(), String> {
-    if members.len() != urls.initial_cluster.len() {
+fn check_same(members: &[peers::Listed], first: &FirstMembers) -> Result<(), String> {
+    if members.len() != first.len() {
         return Err(format!(
-            "member count is unequal: --initial-cluster names {}, the cluster has {}",
-            urls.initial_cluster.len(),
+            "member count is unequal: --initial-cluster names {}, the cluster has {}; \
+             name all of them, as `etcdctl member list` does",
+            first.len(),
             members.len()
         ));
     }
-    for (name, urls) in &urls.initial_cluster {
+    for (name, urls) in first {
         let urls: Vec<_> = urls.iter().map(Url::to_string).collect();
         if !members.iter().any(|member| member.card.peer_urls == urls) {
             return Err(format!(
@@ -197,4 +286,51 @@ fn check_same(members: &[peers::Listed], urls: &Urls) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings_of(change: impl FnOnce(&mut Config)) -> pontoon_raftgroup::Config {
+        let mut config = Config::default();
+        change(&mut config);
+        let urls = config.urls().unwrap();
+        let members = config.first_members(&urls.advertise_peer).unwrap();
+        let identity = found(&config, &members).unwrap();
+        settings(&config, &identity, PathBuf::from("x"))
+    }
+
+    /// What is honoured further down gets there.
+    #[test]
+    fn settings_are_handed_on() {
+        let defaults = settings_of(|_| {});
+        assert_eq!(defaults.log_entries_kept, 10_000);
+        assert_eq!(defaults.lease_ttl_secs_min, 2);
+        assert_eq!(
+            settings_of(|c| c.snapshot_count = 20_000).log_entries_kept,
+            20_000
+        );
+        assert_eq!(
+            settings_of(|c| c.catchup_entries = 30_000).log_entries_kept,
+            30_000
+        );
+        let slow = settings_of(|c| (c.heartbeat_ms, c.election_ms) = (500, 5000));
+        assert_eq!(slow.timing.heartbeat, Duration::from_millis(500));
+        assert_eq!(slow.timing.election_min, Duration::from_secs(5));
+        assert_eq!(slow.lease_ttl_secs_min, 8);
+        assert_eq!(settings_of(|c| c.replicas = 3).replicas, 3);
+        assert_eq!(
+            settings_of(|c| c.range_bytes_max = Some(7)).range_bytes_max,
+            7
+        );
+        assert_eq!(settings_of(|c| c.range_writes_max = 7).range_writes_max, 7);
+        assert_eq!(settings_of(|c| c.ranges_max = Some(7)).groups_max, 7);
+        assert_eq!(settings_of(|c| c.txn_ops_max = 7).txn_ops_max, 7);
+        let checked = settings_of(|c| c.corrupt_check = Duration::from_secs(7));
+        assert_eq!(checked.compare_every, Duration::from_secs(7));
+        assert!(!defaults.compare_every.is_zero());
+        let apart = settings_of(|c| c.wal_dir = Some("y".into()));
+        assert_eq!(apart.wal_dir, Some("y".into()));
+    }
 }

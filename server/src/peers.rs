@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -34,23 +35,84 @@ const ASK_WITHIN: Duration = Duration::from_secs(5);
 /// A list of members is never longer.
 const LIST_BYTES_MAX: u64 = 1 << 20;
 
-/// The network, with cards for addresses.
-pub(crate) struct Peers(pub(crate) Arc<TcpNetwork>);
+/// What went to and came from another member.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCount {
+    pub(crate) sent_bytes: AtomicU64,
+    pub(crate) received_bytes: AtomicU64,
+    /// Messages that could not be sent.
+    pub(crate) unsent: AtomicU64,
+    /// Connections that were lost.
+    pub(crate) lost: AtomicU64,
+}
+
+/// The same for all of them.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCounts(RwLock<BTreeMap<NodeId, Arc<PeerCount>>>);
+
+impl PeerCounts {
+    pub(crate) fn of(&self, id: NodeId) -> Arc<PeerCount> {
+        if let Some(count) = self.0.read().get(&id) {
+            return Arc::clone(count);
+        }
+        Arc::clone(self.0.write().entry(id).or_default())
+    }
+}
+
+/// Counts what arrives.
+struct Counting {
+    inbox: Arc<dyn Inbox>,
+    counts: Arc<PeerCounts>,
+}
+
+impl Inbox for Counting {
+    fn received(&self, from: NodeId, message: Bytes) {
+        let count = self.counts.of(from);
+        count
+            .received_bytes
+            .fetch_add(message.len() as u64, Relaxed);
+        self.inbox.received(from, message);
+    }
+
+    fn connected(&self, peer: NodeId) {
+        self.inbox.connected(peer);
+    }
+
+    fn lost(&self, peer: NodeId) {
+        self.counts.of(peer).lost.fetch_add(1, Relaxed);
+        self.inbox.lost(peer);
+    }
+}
+
+/// The network, with cards for addresses, and counted.
+pub(crate) struct Peers {
+    pub(crate) network: Arc<TcpNetwork>,
+    pub(crate) counts: Arc<PeerCounts>,
+}
 
 impl Network for Peers {
     fn start(&self, scope: &Scope, inbox: Arc<dyn Inbox>) -> io::Result<()> {
-        self.0.start(scope, inbox)
+        let counts = Arc::clone(&self.counts);
+        self.network
+            .start(scope, Arc::new(Counting { inbox, counts }))
     }
 
     fn send(&self, to: NodeId, message: Bytes) -> Result<(), Unsent> {
-        self.0.send(to, message)
+        let bytes = message.len() as u64;
+        let sent = self.network.send(to, message);
+        let count = self.counts.of(to);
+        match sent {
+            Ok(()) => count.sent_bytes.fetch_add(bytes, Relaxed),
+            Err(_) => count.unsent.fetch_add(1, Relaxed),
+        };
+        sent
     }
 
     fn set_peers(&self, peers: &BTreeMap<NodeId, String>) {
         let peers = peers.iter();
         let addresses =
             peers.filter_map(|(id, card)| Some((*id, Card::read(card).peer_address()?)));
-        self.0.set_peers(&addresses.collect());
+        self.network.set_peers(&addresses.collect());
     }
 }
 

@@ -3,10 +3,11 @@
 //! Kept true: clients are served once this member has told the others of
 //! itself, so it has had a quorum. When it stops, it hands over what it leads.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use pontoon_raftgroup::{GroupId, Node, NodeId};
 use tokio::net::TcpListener;
@@ -16,12 +17,13 @@ use crate::calls::Calls;
 use crate::card::Card;
 use crate::compactor;
 use crate::config::{AutoCompaction, Config, ConfigError};
-use crate::door::{ConnectionConfig, Door, listen};
+use crate::door::{Behind, ConnectionConfig, Door, listen};
+use crate::endpoints::Visitors;
 use crate::front::Fronts;
 use crate::host::{Host, Limits};
-use crate::metrics::Traffic;
+use crate::metrics::{Tallies, Traffic};
 use crate::node::{OpenError, Opened, open};
-use crate::peers::Reception;
+use crate::peers::{self, Reception};
 use crate::quota::Quota;
 use crate::stop::{self, Stop, Stopper};
 use crate::url::Url;
@@ -32,8 +34,12 @@ const LOOK: Duration = Duration::from_millis(100);
 const REMOVED_LOOKS: u64 = 10;
 /// Before it is tried again to tell the others.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Between two explanations of what a start waits for.
+const EXPLAIN_EVERY: Duration = Duration::from_secs(5);
 /// The share of the file system that the data may use by default.
 const QUOTA_PERCENT: u64 = 80;
+/// Files that connections of clients may not use up, as in etcd.
+const FILES_RESERVED: usize = 150;
 /// How long others have to take over what this member leads.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -52,9 +58,12 @@ pub enum StartError {
     /// There are no threads for clients.
     #[error("can't start the threads that serve clients: {0}")]
     Threads(std::io::Error),
-    /// It was told to stop before it served.
-    #[error("stopped before it served")]
-    Stopped,
+    /// The others have removed it.
+    #[error(
+        "this member was removed from its cluster and can't come back; to take the machine in \
+         again, add a new member (etcdctl member add) and start it with an empty --data-dir"
+    )]
+    Removed,
 }
 
 /// A server that serves.
@@ -66,7 +75,6 @@ pub struct Server {
     tasks: Vec<JoinHandle<()>>,
     clients: Vec<SocketAddr>,
     reception: Reception,
-    io: String,
     dir: std::path::PathBuf,
 }
 
@@ -75,40 +83,52 @@ impl Server {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
         let urls = config.urls()?;
+        let listen_all = |urls: &[Url]| listen_all(urls, config.reuse_port);
         let listeners = listen_all(&urls.listen_client)?;
-        let plain_listeners = listen_all(&urls.listen_metrics)?;
-        let Opened {
-            node,
-            cluster_id,
-            io,
-            card,
-            reception,
-        } = open(&config, &urls).await?;
+        let http_listeners = listen_all(&urls.listen_http)?;
+        let metrics_listeners = listen_all(&urls.listen_metrics)?;
+        let mut opened = open(&config, &urls).await?;
+        let card = std::mem::take(&mut opened.card);
+        let reception = opened.reception.clone();
         let (stopper, stop) = stop::channel();
-        let host = host(&config, node, cluster_id, stop.clone());
-        publish(&host, &card).await;
+        let host = host(&config, opened, stop.clone());
+        let dir = config.dir();
+        tokio::select! {
+            () = publish(&host, &card) => {}
+            () = removed(&host.node, host.member_id) => {
+                reception.close();
+                host.node.clone().close().await;
+                return Err(StartError::Removed);
+            }
+            never = explain(&host, &dir) => match never {},
+        }
         let mut tasks = vec![tokio::spawn(look_after(Arc::clone(&host)))];
         let wanted = config.auto_compaction()?;
         if wanted != AutoCompaction::Off {
             tasks.push(tokio::spawn(compactor::run(Arc::clone(&host), wanted)));
         }
-        let door = Door::new(&host);
+        let door = Door::new(&host, host.limits.connections_max);
         let connections = ConnectionConfig::of(&config);
         let clients = listeners.iter().map(TcpListener::local_addr);
         let clients = clients.filter_map(Result::ok).collect();
         let (threads, fronts) = Fronts::start(&host.node, &stop).map_err(StartError::Threads)?;
         let threads = Arc::new(threads);
-        let open_door = |door: Door, listener| {
-            let serving = door.serve(listener, Arc::clone(&threads), connections, stop.clone());
-            tokio::spawn(serving)
-        };
         let mut doors = Vec::new();
-        for listener in listeners {
-            doors.push(open_door(door.clone(), listener));
-        }
-        for listener in plain_listeners {
-            doors.push(open_door(door.plain(), listener));
-        }
+        let mut open_door = |listeners: Vec<TcpListener>, behind: Behind| {
+            for listener in listeners {
+                let serving = door.to(behind);
+                let serving =
+                    serving.serve(listener, Arc::clone(&threads), connections, stop.clone());
+                doors.push(tokio::spawn(serving));
+            }
+        };
+        let for_clients = match http_listeners.is_empty() {
+            true => Behind::All,
+            false => Behind::Grpc,
+        };
+        open_door(listeners, for_clients);
+        open_door(http_listeners, Behind::Http);
+        open_door(metrics_listeners, Behind::Metrics);
         Ok(Self {
             host,
             stopper,
@@ -117,8 +137,7 @@ impl Server {
             tasks,
             clients,
             reception,
-            io,
-            dir: config.dir(),
+            dir,
         })
     }
 
@@ -150,7 +169,7 @@ impl Server {
             cluster = self.host.cluster_id,
             dir = self.dir.display(),
             endpoints = endpoints.join(","),
-            io = self.io,
+            io = self.host.io,
         )
     }
 
@@ -191,15 +210,15 @@ fn has_heirs(host: &Host) -> bool {
         .any(|(id, member)| id != host.member_id && !member.learner && host.node.is_alive(id))
 }
 
-fn listen_all(urls: &[Url]) -> Result<Vec<TcpListener>, StartError> {
+fn listen_all(urls: &[Url], reuse_port: bool) -> Result<Vec<TcpListener>, StartError> {
     let listening = urls.iter().map(|url| {
-        let listener = listen(url);
+        let listener = listen(url, reuse_port);
         listener.map_err(|error| StartError::Listen(url.to_string(), error))
     });
     listening.collect()
 }
 
-fn host(config: &Config, node: Node, cluster_id: u64, stop: Stop) -> Arc<Host> {
+fn host(config: &Config, opened: Opened, stop: Stop) -> Arc<Host> {
     let quota_bytes = match config.quota_bytes {
         0 => quota_of_file_system(&config.dir()),
         bytes => bytes,
@@ -212,19 +231,37 @@ fn host(config: &Config, node: Node, cluster_id: u64, stop: Stop) -> Arc<Host> {
         election: Duration::from_millis(config.election_ms),
         progress_notify: config.progress_notify,
         quota_bytes,
+        slow_request: config.slow_request,
+        connections_max: match config.connections_max {
+            0 => connections_by_files(),
+            most => most,
+        },
+        metrics_extensive: config.metrics_extensive,
     };
-    let member_id = node.id();
     Arc::new(Host {
-        node,
-        cluster_id,
-        member_id,
+        member_id: opened.node.id(),
+        node: opened.node,
+        cluster_id: opened.cluster_id,
         limits,
         quota: Quota::new(quota_bytes),
         calls: Arc::new(Calls::default()),
         traffic: Arc::new(Traffic::default()),
+        tallies: Tallies::default(),
+        peers: opened.counts,
+        io: opened.io,
+        feature_gates: config.feature_gates.clone(),
+        started: SystemTime::now(),
+        visitors: Visitors::new(&config.cors, &config.host_whitelist),
         learner: AtomicBool::new(false),
         stop,
     })
+}
+
+/// As many as the system's limit of open files allows.
+fn connections_by_files() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let files = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    files.saturating_sub(FILES_RESERVED).max(1)
 }
 
 fn quota_of_file_system(dir: &std::path::Path) -> i64 {
@@ -274,6 +311,44 @@ async fn publish(host: &Host, card: &Card) {
     }
 }
 
+/// Says every now and then why this member isn't ready.
+async fn explain(host: &Host, dir: &std::path::Path) -> Infallible {
+    loop {
+        tokio::time::sleep(EXPLAIN_EVERY).await;
+        let mut silent = Vec::new();
+        for (id, member) in host.node.members() {
+            if id == host.member_id {
+                continue;
+            }
+            for url in Card::read(&member.address).peer_urls {
+                let asked = match Url::parse(&url) {
+                    Ok(url) => peers::ask(&url).await.ok(),
+                    Err(_) => None,
+                };
+                match asked {
+                    None => silent.push(url),
+                    Some((cluster, _)) if cluster != host.cluster_id => tracing::error!(
+                        "the member at {url} is of cluster {cluster:x}, but the data in {} is of \
+                         cluster {:x}. Either this is the wrong --data-dir, or the two were \
+                         started with different --initial-cluster or --initial-cluster-token: \
+                         then stop the wrong one, remove its data and start it with the right ones",
+                        dir.display(),
+                        host.cluster_id
+                    ),
+                    Some(_) => {}
+                }
+            }
+        }
+        tracing::warn!(
+            "not ready: no quorum of members is found. No answer from: {}",
+            match silent.is_empty() {
+                true => "nobody, so they may need some more time".to_owned(),
+                false => silent.join(", "),
+            }
+        );
+    }
+}
+
 /// Keeps up to date what would be dear to look up for every request.
 async fn look_after(host: Arc<Host>) {
     let mut leader = None;
@@ -291,7 +366,7 @@ async fn look_after(host: Arc<Host>) {
         let known = host.node.leadership().1;
         if known.is_some() && known != leader {
             leader = known;
-            host.traffic.leader_changes.fetch_add(1, Relaxed);
+            host.tallies.leader_changes.fetch_add(1, Relaxed);
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,6 +33,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::calls::Rpc;
 use crate::host::{Host, needs_leader};
+use crate::metrics::Present;
 
 mod pieces;
 mod watcher;
@@ -64,6 +66,7 @@ impl Watch for WatchService {
         let (out, responses) = mpsc::channel(QUEUE_RESPONSES_MAX);
         let host = Arc::clone(&self.0);
         tokio::spawn(async move {
+            let _open = Present::new(&host.tallies.watch_streams);
             let mut session = Session::new(Arc::clone(&host), out.clone());
             let error = tokio::select! {
                 Gone = session.run(request.into_inner()) => return,
@@ -95,6 +98,7 @@ struct Known {
     nudge: Arc<Notify>,
     /// Tells watchers apart that had the same id one after the other.
     serial: u64,
+    _present: Present,
 }
 
 /// One stream.
@@ -191,6 +195,7 @@ impl Session {
         let known = Known {
             nudge: Arc::clone(&nudge),
             serial,
+            _present: Present::new(&self.host.tallies.watchers),
         };
         self.known.insert(id, known);
         let watcher = Watcher::new(&self.host.node, id, serial, keys, &request, nudge);
@@ -295,6 +300,8 @@ impl Session {
         if events.is_empty() {
             return Ok(());
         }
+        let count = events.len() as u64;
+        self.host.tallies.events.fetch_add(count, Relaxed);
         watcher.has_sent = true;
         self.sent = self.sent.max(last);
         let behind = self.host.node.revision().max(last);

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::running::{Running, one};
 
-async fn ask(server: &Running, method: &str, path: &str) -> (u16, String) {
+pub(crate) async fn ask(server: &Running, method: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(server.server.clients()[0])
         .await
         .unwrap();

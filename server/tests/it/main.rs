@@ -4,11 +4,17 @@
 
 mod bad_requests;
 mod cluster;
+mod deploy;
+mod docs;
+mod flags;
 mod http;
 mod kv;
 mod lease;
 mod maintenance;
+mod metrics;
+mod process;
 mod recipes;
 mod running;
 mod start;
 mod watch;
+mod wire;

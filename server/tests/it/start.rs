@@ -1,8 +1,8 @@
 //! Starting, stopping, starting again.
 
-use pontoon_server::Server;
+use pontoon_server::{ClusterState, Config, Server};
 
-use crate::running::{alone, channel, get, one, start, start_again};
+use crate::running::{Running, alone, channel, free_ports, get, one, start, start_again};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_put_is_there_after_a_restart() {
@@ -45,7 +45,7 @@ async fn a_port_that_is_taken_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = alone(dir.path());
     config.listen_client_urls = format!("http://{}", running.server.clients()[0]);
-    let refused = Server::start(config).await.err().unwrap().to_string();
+    let refused = refused(config).await;
     assert!(
         refused.contains("is another server running there?"),
         "{refused}"
@@ -56,17 +56,121 @@ async fn a_port_that_is_taken_is_said() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_of_another_kind_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let snap = dir.path().join("data/member/snap");
-    std::fs::create_dir_all(&snap).unwrap();
-    std::fs::write(snap.join("db"), "an etcd's").unwrap();
-    let refused = Server::start(alone(dir.path()))
-        .await
-        .err()
-        .unwrap()
-        .to_string();
+    // As an etcd leaves it.
+    let files = [
+        "data/member/snap/db",
+        "data/member/snap/0000000000000002-0000000000000007.snap",
+        "data/member/wal/0000000000000000-0000000000000000.wal",
+        "data/member/wal/0.tmp",
+    ];
+    for file in files {
+        let file = dir.path().join(file);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "an etcd's").unwrap();
+    }
+    let refused = refused(alone(dir.path())).await;
     assert!(refused.contains("holds the data of an etcd"), "{refused}");
+    assert!(refused.contains("etcdctl --endpoints"), "{refused}");
     let left: Vec<_> = dir.path().join("data").read_dir().unwrap().collect();
     assert_eq!(left.len(), 1);
+    for file in files {
+        assert_eq!(std::fs::read(dir.path().join(file)).unwrap(), b"an etcd's");
+    }
+}
+
+async fn refused(config: Config) -> String {
+    Server::start(config).await.err().unwrap().to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_for_the_log_must_be_empty_at_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let wal = dir.path().join("wal");
+    std::fs::create_dir(&wal).unwrap();
+    std::fs::write(
+        wal.join("0000000000000000-0000000000000000.wal"),
+        "an etcd's",
+    )
+    .unwrap();
+    let mut config = alone(dir.path());
+    config.wal_dir = Some(wal);
+    let refused = refused(config).await;
+    assert!(refused.contains("is not Pontoon's"), "{refused}");
+    assert!(!dir.path().join("data").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_data_directory_has_one_user() {
+    let (_running, dir) = one().await;
+    let refused = refused(alone(dir.path())).await;
+    assert!(
+        refused.contains("is in use by another process"),
+        "{refused}"
+    );
+}
+
+/// Nothing is founded beside a cluster that is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_cluster_is_not_founded_anew() {
+    let (first, dir) = one_at_a_port().await;
+    let mut config = alone(dir.path());
+    config.name = "m2".to_owned();
+    config.data_dir = Some(dir.path().join("m2"));
+    let (own, other) = ("http://127.0.0.1:1", first.1);
+    config.initial_advertise_peer_urls = own.to_owned();
+    config.initial_cluster = Some(format!("m2={own},default={other}"));
+    let refused = refused(config).await;
+    assert!(
+        refused.contains("--initial-cluster-token must be the same"),
+        "{refused}"
+    );
+    assert!(refused.contains(&other), "{refused}");
+    assert!(!dir.path().join("m2").exists());
+}
+
+async fn one_at_a_port() -> ((Running, String), tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = alone(dir.path());
+    let url = format!("http://127.0.0.1:{}", free_ports(1)[0]);
+    config.listen_peer_urls.clone_from(&url);
+    config.initial_advertise_peer_urls.clone_from(&url);
+    ((start(config).await, url), dir)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_joins_must_know_whom() {
+    let (first, dir) = one_at_a_port().await;
+    let mut config = alone(dir.path());
+    config.name = "m2".to_owned();
+    config.data_dir = Some(dir.path().join("m2"));
+    config.initial_cluster_state = ClusterState::Existing;
+    let own = "http://127.0.0.1:1";
+    config.initial_advertise_peer_urls = own.to_owned();
+    config.initial_cluster = Some(format!("m2={own},default={}", first.1));
+    let unknown = refused(config.clone()).await;
+    assert!(unknown.contains("etcdctl member add"), "{unknown}");
+    config.initial_cluster = Some(format!("m2={own}"));
+    let alone = refused(config.clone()).await;
+    assert!(alone.contains("names no other member"), "{alone}");
+    config.initial_cluster = Some(format!("default={}", first.1));
+    let nameless = refused(config).await;
+    assert!(
+        nameless.contains("has no member with this one's --name"),
+        "{nameless}"
+    );
+    assert!(!dir.path().join("m2").exists());
+}
+
+/// What counts at the first start only need not be right later.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_members_count_only_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = start(alone(dir.path())).await;
+    first.server.stop().await;
+    let mut config = alone(dir.path());
+    config.initial_cluster = Some("other=http://127.0.0.1:1".to_owned());
+    let second = start_again(config).await;
+    second.put("k", "v").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

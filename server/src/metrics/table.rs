@@ -1,0 +1,351 @@
+//! Every metric: its type and labels. `docs/metrics.md` has this table too,
+//! and a test compares them with it and with what is served.
+
+/// One metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// As Prometheus knows it.
+    pub name: &'static str,
+    /// `gauge`, `counter` or `histogram`.
+    pub kind: &'static str,
+    /// Names of labels, with commas between; without `le`.
+    pub labels: &'static str,
+    /// In a few words.
+    pub help: &'static str,
+}
+
+const fn metric(
+    name: &'static str,
+    kind: &'static str,
+    labels: &'static str,
+    help: &'static str,
+) -> Metric {
+    Metric {
+        name,
+        kind,
+        labels,
+        help,
+    }
+}
+
+const fn gauge(name: &'static str, help: &'static str) -> Metric {
+    metric(name, "gauge", "", help)
+}
+
+const fn counter(name: &'static str, help: &'static str) -> Metric {
+    metric(name, "counter", "", help)
+}
+
+const fn histogram(name: &'static str, help: &'static str) -> Metric {
+    metric(name, "histogram", "", help)
+}
+
+const CALL: &str = "grpc_method,grpc_service,grpc_type";
+
+/// All of them, in the order in which they are served.
+pub const METRICS: &[Metric] = &[
+    // The root group, under etcd's names
+    gauge(
+        "etcd_server_has_leader",
+        "whether the root group has a leader",
+    ),
+    gauge(
+        "etcd_server_is_leader",
+        "whether this member leads the root group",
+    ),
+    gauge("etcd_server_is_learner", "whether this member only listens"),
+    counter(
+        "etcd_server_leader_changes_seen_total",
+        "new leaders of the root group",
+    ),
+    gauge(
+        "etcd_server_proposals_committed_total",
+        "committed log entries, over all groups",
+    ),
+    gauge(
+        "etcd_server_proposals_applied_total",
+        "applied log entries, over all groups",
+    ),
+    gauge(
+        "etcd_server_proposals_pending",
+        "entries that are committed and not applied",
+    ),
+    counter(
+        "etcd_server_proposals_failed_total",
+        "writes whose clients were told that they failed here",
+    ),
+    // The member
+    metric(
+        "etcd_server_id",
+        "gauge",
+        "server_id",
+        "which member this is",
+    ),
+    metric(
+        "etcd_server_version",
+        "gauge",
+        "server_version",
+        "the version of etcd whose API is spoken",
+    ),
+    metric(
+        "etcd_cluster_version",
+        "gauge",
+        "cluster_version",
+        "the same, of the cluster",
+    ),
+    metric(
+        "etcd_server_feature_enabled",
+        "gauge",
+        "name,stage",
+        "etcd's feature gates, which change nothing here",
+    ),
+    gauge(
+        "etcd_server_quota_backend_bytes",
+        "bytes that the data may use",
+    ),
+    metric(
+        "etcd_server_client_requests_total",
+        "counter",
+        "client_api_version,type",
+        "requests by the version that the client says it has",
+    ),
+    counter(
+        "etcd_server_health_success",
+        "answers of `/health` that all is well",
+    ),
+    counter("etcd_server_health_failures", "and that it is not"),
+    metric(
+        "etcd_server_healthcheck",
+        "gauge",
+        "name,type",
+        "what each check of `/livez` and `/readyz` said last",
+    ),
+    metric(
+        "etcd_server_healthchecks_total",
+        "counter",
+        "name,status,type",
+        "how often it said so",
+    ),
+    counter("etcd_server_learner_promote_successes", "learners promoted"),
+    metric(
+        "etcd_server_learner_promote_failures",
+        "counter",
+        "Reason",
+        "learners not promoted",
+    ),
+    metric(
+        "etcd_server_range_duration_seconds",
+        "histogram",
+        "success",
+        "how long Range takes",
+    ),
+    metric(
+        "etcd_server_request_duration_seconds",
+        "histogram",
+        "success,type",
+        "how long requests take",
+    ),
+    metric(
+        "etcd_debugging_server_alarms",
+        "gauge",
+        "alarm_type,server_id",
+        "alarms that are on",
+    ),
+    // The data
+    gauge(
+        "etcd_mvcc_db_total_size_in_bytes",
+        "bytes of the tree files",
+    ),
+    gauge(
+        "etcd_mvcc_db_total_size_in_use_in_bytes",
+        "bytes of them that are in use",
+    ),
+    counter("etcd_mvcc_range_total", "ranges served by this member"),
+    histogram("etcd_mvcc_hash_duration_seconds", "how long Hash takes"),
+    histogram(
+        "etcd_mvcc_hash_rev_duration_seconds",
+        "how long HashKV takes",
+    ),
+    gauge(
+        "etcd_debugging_mvcc_current_revision",
+        "the newest revision here",
+    ),
+    gauge(
+        "etcd_debugging_mvcc_compact_revision",
+        "the newest compaction",
+    ),
+    gauge("etcd_debugging_mvcc_keys_total", "keys"),
+    counter(
+        "etcd_debugging_mvcc_events_total",
+        "events sent to watchers",
+    ),
+    gauge("etcd_debugging_mvcc_watch_stream_total", "watch streams"),
+    gauge("etcd_debugging_mvcc_watcher_total", "watchers"),
+    // The disk
+    histogram(
+        "etcd_disk_wal_fsync_duration_seconds",
+        "from the start of a commit of the log until it is durable",
+    ),
+    gauge(
+        "etcd_disk_wal_write_bytes_total",
+        "bytes written to the log",
+    ),
+    gauge("etcd_disk_defrag_inflight", "whether Defragment runs"),
+    histogram(
+        "etcd_disk_backend_defrag_duration_seconds",
+        "how long it takes",
+    ),
+    // The network
+    counter(
+        "etcd_network_client_grpc_received_bytes_total",
+        "bytes from clients",
+    ),
+    counter(
+        "etcd_network_client_grpc_sent_bytes_total",
+        "bytes to clients",
+    ),
+    metric(
+        "etcd_network_known_peers",
+        "gauge",
+        "Local,Remote",
+        "other members that are known",
+    ),
+    metric(
+        "etcd_network_active_peers",
+        "gauge",
+        "Local,Remote",
+        "and whether they are there",
+    ),
+    metric(
+        "etcd_network_disconnected_peers_total",
+        "counter",
+        "Local,Remote",
+        "connections that were lost",
+    ),
+    metric(
+        "etcd_network_peer_sent_bytes_total",
+        "counter",
+        "To",
+        "bytes of messages to others",
+    ),
+    metric(
+        "etcd_network_peer_received_bytes_total",
+        "counter",
+        "From",
+        "bytes of messages from others",
+    ),
+    metric(
+        "etcd_network_peer_sent_failures_total",
+        "counter",
+        "To",
+        "messages that could not be sent",
+    ),
+    metric("grpc_server_started_total", "counter", CALL, "calls begun"),
+    metric(
+        "grpc_server_handled_total",
+        "counter",
+        "grpc_code,grpc_method,grpc_service,grpc_type",
+        "calls ended",
+    ),
+    metric(
+        "grpc_server_handling_seconds",
+        "histogram",
+        CALL,
+        "how long they took; only with `--metrics extensive`",
+    ),
+    // The ranges
+    gauge("pontoon_groups", "replicas of ranges on this member"),
+    gauge("pontoon_groups_led", "of which it leads"),
+    gauge("pontoon_groups_quiet", "in which nothing happens"),
+    gauge("pontoon_replicas_failed", "replicas that have stopped"),
+    gauge(
+        "pontoon_replicas_damaged",
+        "replicas that are being rebuilt",
+    ),
+    counter(
+        "pontoon_snapshots_received_total",
+        "checkpoints taken over from others",
+    ),
+    gauge(
+        "pontoon_range_map_version",
+        "how often the map of ranges has changed",
+    ),
+    metric(
+        "pontoon_range_bytes",
+        "gauge",
+        "group",
+        "bytes in use, of at most 128 ranges",
+    ),
+    metric(
+        "pontoon_range_leads",
+        "gauge",
+        "group",
+        "whether this member leads it",
+    ),
+    metric(
+        "pontoon_range_applied_index",
+        "gauge",
+        "group",
+        "the last log entry that is applied",
+    ),
+    metric(
+        "pontoon_range_revision",
+        "gauge",
+        "group",
+        "the newest revision in it",
+    ),
+    metric("pontoon_range_term", "gauge", "group", "its term"),
+    // The log
+    counter("pontoon_wal_commits_total", "commits of the log"),
+    counter("pontoon_wal_batches_total", "batches in them"),
+    counter("pontoon_wal_records_total", "records in them"),
+    counter("pontoon_wal_record_bytes_total", "bytes of those"),
+    counter("pontoon_wal_written_bytes_total", "bytes written for them"),
+    histogram("pontoon_wal_commit_batches", "batches in a commit"),
+    histogram(
+        "pontoon_wal_queue_wait_seconds",
+        "from the call to the start of the commit",
+    ),
+    counter(
+        "pontoon_wal_busy_seconds_total",
+        "time in which a commit was under way",
+    ),
+    counter(
+        "pontoon_wal_segment_stalls_total",
+        "commits that waited for a segment",
+    ),
+    counter("pontoon_wal_segments_made_total", "segments made new"),
+    counter("pontoon_wal_segments_recycled_total", "segments used again"),
+    counter(
+        "pontoon_wal_entries_moved_total",
+        "entries written again so that a segment could go",
+    ),
+    counter("pontoon_wal_reads_cached_total", "entries read from memory"),
+    counter("pontoon_wal_reads_disk_total", "entries read from disk"),
+    // The process
+    metric(
+        "pontoon_build_info",
+        "gauge",
+        "version",
+        "the version of this program",
+    ),
+    metric(
+        "pontoon_io_backend_info",
+        "gauge",
+        "backend",
+        "how the log is written, and why",
+    ),
+    gauge("pontoon_connections", "connections of clients"),
+    gauge("pontoon_connections_max", "how many there may be"),
+    gauge("os_fd_used", "files open"),
+    gauge("os_fd_limit", "how many there may be"),
+    gauge("process_open_fds", "files open"),
+    gauge("process_max_fds", "how many there may be"),
+    counter("process_cpu_seconds_total", "time of processors used"),
+    gauge("process_resident_memory_bytes", "memory used"),
+    gauge("process_virtual_memory_bytes", "addresses used"),
+    gauge(
+        "process_start_time_seconds",
+        "when it was started, since 1970",
+    ),
+];
