@@ -30,8 +30,11 @@ use crate::url::Url;
 
 /// Between two looks at sizes, the leader and the members.
 const LOOK: Duration = Duration::from_millis(100);
-/// Looks between two questions whether this member was removed.
+/// Looks between two questions whether this member was removed, if it has
+/// reason to ask.
 const REMOVED_LOOKS: u64 = 10;
+/// And if it has none: one that was away when it was removed may not notice.
+const REMOVED_LOOKS_CALM: u64 = 50;
 /// Before it is tried again to tell the others.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Between two explanations of what a start waits for.
@@ -373,13 +376,17 @@ async fn look_after(host: Arc<Host>) {
 }
 
 async fn removed(node: &Node, me: NodeId) {
-    let mut looks = 0_u64;
+    // The first question comes soon.
+    let mut looks = REMOVED_LOOKS_CALM - REMOVED_LOOKS;
     loop {
         tokio::time::sleep(LOOK).await;
         looks += 1;
         let doubtful = !node.members().contains_key(&me) || !node.has_leader(GroupId::ROOT);
-        if doubtful && looks.is_multiple_of(REMOVED_LOOKS) && node.is_removed().await == Some(true)
-        {
+        let every = match doubtful {
+            true => REMOVED_LOOKS,
+            false => REMOVED_LOOKS_CALM,
+        };
+        if looks.is_multiple_of(every) && node.is_removed().await == Some(true) {
             return;
         }
     }
