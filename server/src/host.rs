@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use pontoon_api::Error;
-use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request, Txn, TxnAnswer};
+use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request};
 use pontoon_raftgroup::{Alarm, Failure, GroupId, Node, NodeId};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
 
 use crate::calls::{Call, Calls, Rpc};
 use crate::failure::status;
+use crate::header::Told;
 use crate::metrics::Traffic;
 use crate::quota::Quota;
 use crate::stop::Stop;
@@ -50,6 +51,7 @@ pub(crate) struct Host {
     pub(crate) quota: Quota,
     pub(crate) calls: Arc<Calls>,
     pub(crate) traffic: Arc<Traffic>,
+    pub(crate) told: Told,
     /// Whether this member only listens; looked up now and then.
     pub(crate) learner: AtomicBool,
     pub(crate) stop: Stop,
@@ -146,14 +148,6 @@ impl Host {
     pub(crate) async fn read(&self, range: Range) -> Result<RangeAnswer, Status> {
         match self.request(Request::Range(range)).await? {
             Answer::Range(answer) => Ok(answer),
-            other => Err(misplaced(&other)),
-        }
-    }
-
-    /// A transaction.
-    pub(crate) async fn transact(&self, txn: Txn) -> Result<TxnAnswer, Status> {
-        match self.request(Request::Txn(txn)).await? {
-            Answer::Txn(answer) => Ok(answer),
             other => Err(misplaced(&other)),
         }
     }

@@ -93,7 +93,12 @@ impl Maintenance for MaintenanceService {
                 header: host.header_now(),
                 hash,
                 compact_revision: host.node.floor().0,
-                hash_revision: at.0,
+                // etcd gives back one below 0, though it hashes the newest.
+                hash_revision: if request.revision < 0 {
+                    request.revision
+                } else {
+                    at.0
+                },
             })
         };
         host.unary(Rpc::HashKv, &metadata, work).await

@@ -17,6 +17,7 @@ use crate::card::Card;
 use crate::compactor;
 use crate::config::{AutoCompaction, Config, ConfigError};
 use crate::door::{ConnectionConfig, Door, listen};
+use crate::header::Told;
 use crate::host::{Host, Limits};
 use crate::metrics::Traffic;
 use crate::node::{OpenError, Opened, open};
@@ -207,6 +208,7 @@ fn host(config: &Config, node: Node, cluster_id: u64, stop: Stop) -> Arc<Host> {
         quota: Quota::new(quota_bytes),
         calls: Arc::new(Calls::default()),
         traffic: Arc::new(Traffic::default()),
+        told: Told::default(),
         learner: AtomicBool::new(false),
         stop,
     })
