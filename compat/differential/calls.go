@@ -152,15 +152,21 @@ func (a answer) failure() string {
 // isLocal tells whether a member answers from what it has itself, which may be
 // older than what others have.
 func (c call) isLocal() bool {
+	switch c.request.(type) {
+	case *pb.LeaseLeasesRequest, *pb.LeaseKeepAliveRequest, *pb.LeaseTimeToLiveRequest,
+		*pb.StatusRequest, *pb.HashRequest, *pb.HashKVRequest, *pb.DowngradeRequest,
+		*pb.AlarmRequest, *pb.MemberListRequest:
+		return true
+	}
+	return c.isSerializable()
+}
+
+func (c call) isSerializable() bool {
 	switch request := c.request.(type) {
 	case *pb.RangeRequest:
 		return request.Serializable
 	case *pb.TxnRequest:
 		return isSerializable(request.Success) && isSerializable(request.Failure)
-	case *pb.LeaseLeasesRequest, *pb.LeaseKeepAliveRequest, *pb.LeaseTimeToLiveRequest,
-		*pb.StatusRequest, *pb.HashRequest, *pb.HashKVRequest, *pb.DowngradeRequest,
-		*pb.AlarmRequest, *pb.MemberListRequest:
-		return true
 	}
 	return false
 }

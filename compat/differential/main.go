@@ -55,6 +55,11 @@ func compareAll(seed uint64, count int, only string, binaries binaries, errorsPa
 			return fmt.Errorf("%s: %w", shape.name, err)
 		}
 	}
+	if only == "" || only == "members" {
+		if err := compareMembers(binaries, dir, coverage); err != nil {
+			return fmt.Errorf("3 members on both sides: %w", err)
+		}
+	}
 	missing, err := coverage.report(errorsPage)
 	if err != nil {
 		return err
@@ -77,8 +82,16 @@ func compareShape(s shape, seed uint64, count int, binaries binaries, dir string
 		return err
 	}
 	defer r.stop()
+	if err := r.scenes(); err != nil {
+		return err
+	}
 	if err := r.random(count); err != nil {
 		return err
+	}
+	if len(s.splits) == 0 {
+		if err := r.loseQuorum(); err != nil {
+			return err
+		}
 	}
 	fmt.Printf("%d requests in %.0f s, no difference\n", count, time.Since(started).Seconds())
 	return nil

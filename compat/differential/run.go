@@ -12,6 +12,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb"
 	"google.golang.org/protobuf/proto"
+
+	"pontoon/compat/clusters"
 )
 
 const (
@@ -35,7 +37,7 @@ var shapes = []shape{
 // run sends the same requests to etcd and to one shape of Pontoon.
 type run struct {
 	generator
-	etcd, pontoon *cluster
+	etcd, pontoon *clusters.Cluster
 	splits        []string
 	// Whether to go on after a difference between errors.
 	goOn     bool
@@ -54,7 +56,7 @@ type run struct {
 
 func newRun(s shape, seed uint64, binaries binaries, dir string, coverage *coverage) (*run, error) {
 	dir = filepath.Join(dir, strings.ReplaceAll(s.name, " ", "-"))
-	etcd, err := startCluster("etcd", binaries.etcd, dir, 1, "--unsafe-no-fsync")
+	etcd, err := clusters.Start("etcd", binaries.etcd, dir, 1, "--unsafe-no-fsync")
 	if err != nil {
 		return nil, err
 	}
@@ -62,9 +64,9 @@ func newRun(s shape, seed uint64, binaries binaries, dir string, coverage *cover
 	if len(s.splits) > 0 {
 		flags = append(flags, "--initial-splits="+strings.Join(s.splits, ","))
 	}
-	pontoon, err := startCluster("pontoon", binaries.pontoon, dir, s.members, flags...)
+	pontoon, err := clusters.Start("pontoon", binaries.pontoon, dir, s.members, flags...)
 	if err != nil {
-		etcd.stop()
+		etcd.Stop()
 		return nil, err
 	}
 	r := &run{etcd: etcd, pontoon: pontoon, splits: s.splits, goOn: binaries.goOn, coverage: coverage}
@@ -74,7 +76,7 @@ func newRun(s shape, seed uint64, binaries binaries, dir string, coverage *cover
 		manyMembers: s.members > 1,
 	}
 	if s.members > 1 {
-		if err := pontoon.awaitSpread(len(s.splits) + 1); err != nil {
+		if err := pontoon.AwaitSpread(len(s.splits) + 1); err != nil {
 			r.stop()
 			return nil, err
 		}
@@ -90,8 +92,8 @@ func (r *run) stop() {
 	for _, p := range r.pairs {
 		p.close()
 	}
-	r.etcd.stop()
-	r.pontoon.stop()
+	r.etcd.Stop()
+	r.pontoon.Stop()
 }
 
 // random sends a number of random requests.
@@ -185,14 +187,20 @@ func (r *run) anyWatch(p *pair) int64 {
 
 // call sends a request to both sides and compares the answers.
 func (r *run) call(c call) error {
-	member := r.IntN(len(r.pontoon.members))
-	if c.isLocal() {
+	member := r.IntN(len(r.pontoon.Members))
+	// With one member only a serializable read may be behind: in a group that
+	// has not heard yet that nothing older comes.
+	if c.isSerializable() && len(r.splits) > 0 {
+		if err := r.catchUp(member); err != nil {
+			return err
+		}
+	} else if c.isLocal() {
 		if err := r.sync(member); err != nil {
 			return err
 		}
 	}
 	r.count(c)
-	etcd, pontoon := sendBoth(r.etcd.members[0].conn, r.pontoon.members[member].conn, c)
+	etcd, pontoon := sendBoth(r.etcd.Members[0].Conn, r.pontoon.Members[member].Conn, c)
 	what := describeCall(c)
 	if wrong := difference(c, etcd, pontoon); wrong != "" {
 		different := fmt.Errorf("%s, at member %d\n%s", what, member, wrong)
@@ -207,6 +215,9 @@ func (r *run) call(c call) error {
 	}
 	r.follow(c, etcd)
 	r.history.add(r.number, what, c.request, fmt.Sprintf("revision %d %s", r.revision, outcome))
+	if _, is := c.request.(*pb.AlarmRequest); is {
+		return r.awaitAlarms()
+	}
 	if _, is := c.request.(*v3electionpb.CampaignRequest); is {
 		// It may have written once more than its answer tells.
 		return r.call(readAll)
@@ -269,6 +280,26 @@ func (r *run) endAlarms() error {
 	return nil
 }
 
+// awaitAlarms waits until all members know the same alarms.
+func (r *run) awaitAlarms() error {
+	for deadline := time.Now().Add(callTimeout); ; time.Sleep(time.Millisecond) {
+		known := map[string]bool{}
+		for _, m := range r.pontoon.Members {
+			a := send(m.Conn, call{method: "/etcdserverpb.Maintenance/Status", request: &pb.StatusRequest{}})
+			if a.err != nil {
+				return a.err
+			}
+			known[fmt.Sprint(a.messages[0].(*pb.StatusResponse).Errors)] = true
+		}
+		if len(known) == 1 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("members know of different alarms: %v", known)
+		}
+	}
+}
+
 // compact compacts when no watch is behind, and goes on when it is done.
 func (r *run) compact() error {
 	for _, p := range r.pairs {
@@ -287,14 +318,19 @@ func (r *run) compact() error {
 
 // sync makes a member of several know all that was answered before.
 func (r *run) sync(member int) error {
-	if len(r.pontoon.members) == 1 {
+	if len(r.pontoon.Members) == 1 {
 		return nil
 	}
+	return r.catchUp(member)
+}
+
+// catchUp waits until all groups of a member show the newest revision.
+func (r *run) catchUp(member int) error {
 	own := proto.CloneOf(readAll.request.(*pb.RangeRequest))
 	own.Serializable = true
 	deadline := time.Now().Add(callTimeout)
 	for {
-		a := send(r.pontoon.members[member].conn, call{method: readAll.method, request: own})
+		a := send(r.pontoon.Members[member].Conn, call{method: readAll.method, request: own})
 		if a.err != nil {
 			return a.err
 		}
@@ -318,8 +354,8 @@ func (r *run) explain(request proto.Message, wrong error) error {
 	if wrong == nil {
 		return nil
 	}
-	for _, c := range []*cluster{r.etcd, r.pontoon} {
-		if crashed := c.crashed(); crashed != "" {
+	for _, c := range []*clusters.Cluster{r.etcd, r.pontoon} {
+		if crashed := c.Crashed(); crashed != "" {
 			fmt.Fprintln(os.Stderr, crashed)
 		}
 	}

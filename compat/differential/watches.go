@@ -11,6 +11,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
+
+	"pontoon/compat/clusters"
 )
 
 const (
@@ -71,12 +73,12 @@ func (w *watch) wants(event *mvccpb.Event) bool {
 
 // openPair begins a stream at both sides.
 func (r *run) openPair() (*pair, error) {
-	member := r.IntN(len(r.pontoon.members))
-	etcd, err := openStream(r.etcd.members[0].conn)
+	member := r.IntN(len(r.pontoon.Members))
+	etcd, err := openStream(r.etcd.Members[0].Conn)
 	if err != nil {
 		return nil, err
 	}
-	pontoon, err := openStream(r.pontoon.members[member].conn)
+	pontoon, err := openStream(r.pontoon.Members[member].Conn)
 	if err != nil {
 		return nil, err
 	}
@@ -379,8 +381,8 @@ type oracle struct {
 	events []*mvccpb.Event
 }
 
-func newOracle(c *cluster) (*oracle, error) {
-	s, err := openStream(c.members[0].conn)
+func newOracle(c *clusters.Cluster) (*oracle, error) {
+	s, err := openStream(c.Members[0].Conn)
 	if err != nil {
 		return nil, err
 	}

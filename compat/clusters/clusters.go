@@ -1,4 +1,5 @@
-package main
+// Package clusters starts clusters of etcd or Pontoon on loopback.
+package clusters
 
 import (
 	"bufio"
@@ -22,60 +23,62 @@ import (
 // Requests larger than what the servers take must reach them.
 const messageBytesMax = 64 << 20
 
-// cluster is a number of members of one program, on loopback, in one directory.
-type cluster struct {
-	name    string
+// Cluster is a number of members of one program, on loopback, in one directory.
+type Cluster struct {
+	Name    string
 	binary  string
 	dir     string
 	flags   []string
-	members []*member
+	Members []*Member
 }
 
-type member struct {
-	name      string
-	clientURL string
-	peerURL   string
+// Member is one of them.
+type Member struct {
+	Name      string
+	ClientURL string
+	PeerURL   string
 	process   *exec.Cmd
 	exited    chan struct{}
-	conn      *grpc.ClientConn
+	Conn      *grpc.ClientConn
 }
 
-// startCluster starts members and returns when all of them answer.
+// Start starts members and returns when all of them answer.
 // Pontoon takes etcd's flags, so there is one way to start both.
-func startCluster(name, binary, dir string, count int, flags ...string) (*cluster, error) {
-	c := &cluster{name: name, binary: binary, dir: filepath.Join(dir, name), flags: flags}
+func Start(name, binary, dir string, count int, flags ...string) (*Cluster, error) {
+	c := &Cluster{Name: name, binary: binary, dir: filepath.Join(dir, name), flags: flags}
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return nil, err
 	}
 	for i := range count {
-		m, err := newMember(fmt.Sprintf("m%d", i))
+		m, err := NewMember(fmt.Sprintf("m%d", i))
 		if err != nil {
 			return nil, err
 		}
-		c.members = append(c.members, m)
+		c.Members = append(c.Members, m)
 	}
-	for _, m := range c.members {
-		if err := c.start(m, "new"); err != nil {
-			c.stop()
+	for _, m := range c.Members {
+		if err := c.StartMember(m, "new"); err != nil {
+			c.Stop()
 			return nil, err
 		}
 	}
-	for _, m := range c.members {
+	for _, m := range c.Members {
 		if err := c.awaitMember(m); err != nil {
-			c.stop()
+			c.Stop()
 			return nil, err
 		}
 	}
 	return c, nil
 }
 
-func newMember(name string) (*member, error) {
-	m := &member{name: name}
+// NewMember has a name and places to listen at, and doesn't run yet.
+func NewMember(name string) (*Member, error) {
+	m := &Member{Name: name}
 	var err error
-	if m.clientURL, err = freeURL(); err != nil {
+	if m.ClientURL, err = freeURL(); err != nil {
 		return nil, err
 	}
-	m.peerURL, err = freeURL()
+	m.PeerURL, err = freeURL()
 	return m, err
 }
 
@@ -88,18 +91,19 @@ func freeURL() (string, error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
-func (c *cluster) start(m *member, state string) error {
+// StartMember starts one, of a new or an existing cluster.
+func (c *Cluster) StartMember(m *Member, state string) error {
 	var initial []string
-	for _, other := range c.members {
-		initial = append(initial, other.name+"="+other.peerURL)
+	for _, other := range c.Members {
+		initial = append(initial, other.Name+"="+other.PeerURL)
 	}
 	arguments := append([]string{
-		"--name=" + m.name,
-		"--data-dir=" + filepath.Join(c.dir, m.name),
-		"--listen-client-urls=" + m.clientURL,
-		"--advertise-client-urls=" + m.clientURL,
-		"--listen-peer-urls=" + m.peerURL,
-		"--initial-advertise-peer-urls=" + m.peerURL,
+		"--name=" + m.Name,
+		"--data-dir=" + filepath.Join(c.dir, m.Name),
+		"--listen-client-urls=" + m.ClientURL,
+		"--advertise-client-urls=" + m.ClientURL,
+		"--listen-peer-urls=" + m.PeerURL,
+		"--initial-advertise-peer-urls=" + m.PeerURL,
 		"--initial-cluster=" + strings.Join(initial, ","),
 		"--initial-cluster-state=" + state,
 		"--log-level=warn",
@@ -113,7 +117,7 @@ func (c *cluster) start(m *member, state string) error {
 	m.process.Stdout, m.process.Stderr = log, log
 	m.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.process.Start(); err != nil {
-		return fmt.Errorf("%s doesn't start: %w", c.name, err)
+		return fmt.Errorf("%s doesn't start: %w", c.Name, err)
 	}
 	exited := make(chan struct{})
 	m.exited = exited
@@ -122,33 +126,33 @@ func (c *cluster) start(m *member, state string) error {
 		process.Wait()
 		close(exited)
 	}()
-	if m.conn == nil {
-		m.conn, err = grpc.NewClient(strings.TrimPrefix(m.clientURL, "http://"),
+	if m.Conn == nil {
+		m.Conn, err = grpc.NewClient(strings.TrimPrefix(m.ClientURL, "http://"),
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(messageBytesMax)))
 	}
 	return err
 }
 
-func (c *cluster) awaitMember(m *member) error {
+func (c *Cluster) awaitMember(m *Member) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		_, err := pb.NewKVClient(m.conn).Range(ctx, &pb.RangeRequest{Key: []byte("x")}, grpc.WaitForReady(true))
+		_, err := pb.NewKVClient(m.Conn).Range(ctx, &pb.RangeRequest{Key: []byte("x")}, grpc.WaitForReady(true))
 		cancel()
 		switch {
 		case err == nil:
 			return nil
 		case c.hasExited(m):
-			return fmt.Errorf("%s %s has ended:\n%s", c.name, m.name, c.logTail(m))
+			return fmt.Errorf("%s %s has ended:\n%s", c.Name, m.Name, c.logTail(m))
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s %s doesn't answer: %v\n%s", c.name, m.name, err, c.logTail(m))
+			return fmt.Errorf("%s %s doesn't answer: %v\n%s", c.Name, m.Name, err, c.logTail(m))
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-func (c *cluster) hasExited(m *member) bool {
+func (c *Cluster) hasExited(m *Member) bool {
 	select {
 	case <-m.exited:
 		return true
@@ -157,49 +161,51 @@ func (c *cluster) hasExited(m *member) bool {
 	}
 }
 
-func (c *cluster) logPath(m *member) string {
-	return filepath.Join(c.dir, m.name+".log")
+func (c *Cluster) logPath(m *Member) string {
+	return filepath.Join(c.dir, m.Name+".log")
 }
 
 // logTail is the end of what a member said.
-func (c *cluster) logTail(m *member) string {
+func (c *Cluster) logTail(m *Member) string {
 	text, _ := os.ReadFile(c.logPath(m))
 	return string(text[max(0, len(text)-2000):])
 }
 
-// crashed names a member that has ended by itself, with its last words.
-func (c *cluster) crashed() string {
-	for _, m := range c.members {
+// Crashed names a member that has ended by itself, with its last words.
+func (c *Cluster) Crashed() string {
+	for _, m := range c.Members {
 		if c.hasExited(m) {
-			return fmt.Sprintf("%s %s has ended:\n%s", c.name, m.name, c.logTail(m))
+			return fmt.Sprintf("%s %s has ended:\n%s", c.Name, m.Name, c.logTail(m))
 		}
 	}
 	return ""
 }
 
-func (c *cluster) kill(m *member) {
+// Kill ends a member without a warning.
+func (c *Cluster) Kill(m *Member) {
 	if m.process != nil {
 		m.process.Process.Kill()
 		<-m.exited
 	}
 }
 
-func (c *cluster) stop() {
-	for _, m := range c.members {
-		if m.conn != nil {
-			m.conn.Close()
+// Stop ends all members.
+func (c *Cluster) Stop() {
+	for _, m := range c.Members {
+		if m.Conn != nil {
+			m.Conn.Close()
 		}
-		c.kill(m)
+		c.Kill(m)
 	}
 }
 
-// leader is the index of the member that leads, as the first one says.
-func (c *cluster) leader() (int, error) {
+// Leader is the index of the member that leads, as the first one says.
+func (c *Cluster) Leader() (int, error) {
 	deadline := time.Now().Add(20 * time.Second)
 	for time.Now().Before(deadline) {
-		for i, m := range c.members {
+		for i, m := range c.Members {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			status, err := pb.NewMaintenanceClient(m.conn).Status(ctx, &pb.StatusRequest{})
+			status, err := pb.NewMaintenanceClient(m.Conn).Status(ctx, &pb.StatusRequest{})
 			cancel()
 			if err == nil && status.Leader != 0 && status.Leader == status.Header.MemberId {
 				return i, nil
@@ -207,14 +213,14 @@ func (c *cluster) leader() (int, error) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return 0, fmt.Errorf("%s has no leader", c.name)
+	return 0, fmt.Errorf("%s has no leader", c.Name)
 }
 
 // groupsLed is how many groups each member of Pontoon leads.
-func (c *cluster) groupsLed() ([]int, error) {
+func (c *Cluster) groupsLed() ([]int, error) {
 	var led []int
-	for _, m := range c.members {
-		answer, err := http.Get(m.clientURL + "/metrics")
+	for _, m := range c.Members {
+		answer, err := http.Get(m.ClientURL + "/metrics")
 		if err != nil {
 			return nil, err
 		}
@@ -227,15 +233,15 @@ func (c *cluster) groupsLed() ([]int, error) {
 		}
 		answer.Body.Close()
 		if err != nil || found < 0 {
-			return nil, fmt.Errorf("%s doesn't tell how many groups it leads", m.name)
+			return nil, fmt.Errorf("%s doesn't tell how many groups it leads", m.Name)
 		}
 		led = append(led, found)
 	}
 	return led, nil
 }
 
-// awaitSpread waits until no member leads far more groups than another.
-func (c *cluster) awaitSpread(groups int) error {
+// AwaitSpread waits until no member leads far more groups than another.
+func (c *Cluster) AwaitSpread(groups int) error {
 	deadline := time.Now().Add(60 * time.Second)
 	for {
 		led, err := c.groupsLed()
