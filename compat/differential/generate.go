@@ -473,12 +473,15 @@ func (g *generator) clusterCall() call {
 	unknown := uint64(1 + g.IntN(5))
 	badURLs := [][]string{{"127.0.0.1:1"}, {"http://127.0.0.1"}, {"ftp://127.0.0.1:1"}, {"http://127.0.0.1:1/x"}, {""}}
 	urls := badURLs[g.IntN(len(badURLs))]
-	kinds := 14
+	kinds := 15
 	if g.manyMembers {
-		// MoveLeader has to be asked for at the leader.
+		// MoveLeader has to be asked for at the leader, and there is no list
+		// of one.
 		kinds = 13
 	}
 	switch g.IntN(kinds) {
+	case 13:
+		return call{method: "/etcdserverpb.Cluster/MemberList", request: &pb.MemberListRequest{Linearizable: g.chance(70)}}
 	case 0:
 		return call{method: "/etcdserverpb.Cluster/MemberAdd",
 			request: &pb.MemberAddRequest{PeerURLs: urls, IsLearner: g.chance(50)}}
