@@ -10,6 +10,8 @@ type step struct {
 	learns map[string]string
 	// Only what matches this is compared, where the rest is of the moment.
 	keeps string
+	// Why it differs, where that is known and not repaired yet.
+	known string
 	// Run even where only some steps are asked for.
 	needed bool
 }
@@ -99,6 +101,14 @@ func recipes(all *[]step) {
 	*all = append(*all, step{command: "get name --prefix --count-only -w fields", keeps: `"Count".*`})
 }
 
+// authority is what is wrong with the old etcdctl's calls about one endpoint.
+func authority(is34 bool) string {
+	if is34 {
+		return "its :authority is a URL, which the server's HTTP/2 refuses"
+	}
+	return ""
+}
+
 func maintenance(all *[]step, add func(...string), is34 bool, members int) {
 	add("member list", "member list -w json", "member list -w fields", "member list -w table", "member list -w nonsense",
 		"member remove 123abc", "member remove x", "member promote 123abc", "member promote {leader-id}", "member update 123abc --peer-urls=http://127.0.0.1:1",
@@ -111,12 +121,14 @@ func maintenance(all *[]step, add func(...string), is34 bool, members int) {
 		"member update {late} --peer-urls=http://127.0.0.1:3", "member list -w json", "member remove {late}", "member list",
 		"alarm list", "alarm disarm", "alarm list -w json",
 		"endpoint health", "endpoint health --cluster", "endpoint health -w json",
-		"endpoint hashkv -w json", "endpoint hashkv --rev=100000", "endpoint hashkv --cluster -w fields",
+		"endpoint hashkv -w json", "endpoint hashkv --rev=100000",
 		"--endpoints 127.0.0.1:1 --command-timeout 1s endpoint health",
-		"defrag", "defrag --cluster", "move-leader x", "move-leader 123abc", "--endpoints {leader} move-leader 123abc")
+		"defrag", "move-leader x", "move-leader 123abc", "--endpoints {leader} move-leader 123abc")
 	*all = append(*all,
 		step{command: "endpoint status", keeps: statusRow},
-		step{command: "endpoint status --cluster", keeps: statusRow},
+		step{command: "endpoint status --cluster", keeps: statusRow, known: authority(is34)},
+		step{command: "endpoint hashkv --cluster -w fields", known: authority(is34)},
+		step{command: "defrag --cluster", known: authority(is34)},
 		step{command: "endpoint status -w json", keeps: `"Endpoint":"CLIENT"|"version":"[0-9.]+"|"(errors|isLearner|leader|storageVersion)":[^,]*`},
 		step{command: "endpoint status -w fields", keeps: `"(Endpoint|Version|Errors|IsLearner|Leader|ClusterID|MemberID|Revision)" : .*`},
 		step{command: "endpoint status -w table", keeps: `ENDPOINT.*`},
