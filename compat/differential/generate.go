@@ -484,7 +484,7 @@ func (g *generator) clusterCall() call {
 		return call{method: "/etcdserverpb.Cluster/MemberList", request: &pb.MemberListRequest{Linearizable: g.chance(70)}}
 	case 0:
 		return call{method: "/etcdserverpb.Cluster/MemberAdd",
-			request: &pb.MemberAddRequest{PeerURLs: urls, IsLearner: g.chance(50)}}
+			request: &pb.MemberAddRequest{PeerURLs: urls, IsLearner: g.chance(80)}}
 	case 1:
 		return call{method: "/etcdserverpb.Cluster/MemberRemove", request: &pb.MemberRemoveRequest{ID: unknown}}
 	case 2:
