@@ -481,7 +481,7 @@ func (g *generator) clusterCall() call {
 	}
 	switch g.IntN(kinds) {
 	case 13:
-		return call{method: "/etcdserverpb.Cluster/MemberList", request: &pb.MemberListRequest{Linearizable: g.chance(70)}}
+		return call{method: "/etcdserverpb.Cluster/MemberList", request: &pb.MemberListRequest{Linearizable: g.chance(90)}}
 	case 0:
 		return call{method: "/etcdserverpb.Cluster/MemberAdd",
 			request: &pb.MemberAddRequest{PeerURLs: urls, IsLearner: g.chance(80)}}

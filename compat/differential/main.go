@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +14,9 @@ import (
 
 // With fewer requests than this the counts are printed, but may be low.
 const countedMin = 100_000
+
+// How often a cluster of several members may leave out a revision.
+const gapsMax = 3
 
 type binaries struct {
 	etcd, pontoon string
@@ -77,22 +81,35 @@ func compareAll(seed uint64, count int, only string, binaries binaries, errorsPa
 func compareShape(s shape, seed uint64, count int, binaries binaries, dir string, coverage *coverage) error {
 	fmt.Printf("--- %s\n", s.name)
 	started := time.Now()
-	r, err := newRun(s, seed, binaries, dir, coverage)
-	if err != nil {
-		return err
-	}
-	defer r.stop()
-	if err := r.scenes(); err != nil {
-		return err
-	}
-	if err := r.random(count); err != nil {
-		return err
-	}
-	if len(s.splits) == 0 {
-		if err := r.loseQuorum(); err != nil {
+	for gaps, left := 0, count; left > 0; gaps++ {
+		done, err := compareOnce(s, seed+1000*uint64(gaps), left, binaries, fmt.Sprintf("%s/%d", dir, gaps), coverage)
+		var gap *gap
+		if errors.As(err, &gap) && gaps < gapsMax {
+			fmt.Printf("a revision was left out: %.1500s…\n", gap.Error())
+		} else if err != nil {
 			return err
 		}
+		left -= done
 	}
 	fmt.Printf("%d requests in %.0f s, no difference\n", count, time.Since(started).Seconds())
 	return nil
+}
+
+// compareOnce sends so many requests to new clusters, and tells how many it did.
+func compareOnce(s shape, seed uint64, count int, binaries binaries, dir string, coverage *coverage) (int, error) {
+	r, err := newRun(s, seed, binaries, dir, coverage)
+	if err != nil {
+		return 0, err
+	}
+	defer r.stop()
+	if err := r.scenes(); err != nil {
+		return r.number, err
+	}
+	if err := r.random(count); err != nil {
+		return r.number, err
+	}
+	if len(s.splits) == 0 {
+		return r.number, r.loseQuorum()
+	}
+	return r.number, nil
 }
