@@ -528,8 +528,15 @@ func (g *generator) watchCreate() *pb.WatchCreateRequest {
 		Fragment:       g.chance(30),
 		ProgressNotify: g.chance(30),
 	}
-	if g.chance(75) {
+	switch kind := g.IntN(100); {
+	case kind < 60:
 		r.RangeEnd = g.end(r.Key)
+	case kind < 80:
+		// Many keys, and so several groups.
+		r.Key, r.RangeEnd = g.plainKey(), g.plainKey()
+		if bytes.Compare(r.Key, r.RangeEnd) > 0 {
+			r.Key, r.RangeEnd = r.RangeEnd, r.Key
+		}
 	}
 	if g.chance(50) {
 		r.StartRevision = g.rev()

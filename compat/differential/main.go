@@ -16,7 +16,7 @@ import (
 const countedMin = 100_000
 
 // How often a cluster of several members may leave out a revision.
-const gapsMax = 3
+const gapsMax = 10
 
 type binaries struct {
 	etcd, pontoon string

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -121,6 +122,23 @@ func (s *stream) await(within time.Duration, done func() bool) error {
 			return errTooLate
 		}
 	}
+}
+
+// awaitProgress waits for a sign of progress at a revision. A server that is
+// too busy may leave it out, and then has to be asked again.
+func (s *stream) awaitProgress(revision int64, request *pb.WatchRequest) (err error) {
+	for range 10 {
+		err = s.await(time.Second, func() bool {
+			return len(s.progress) > 0 && s.progress[len(s.progress)-1] >= revision
+		})
+		if !errors.Is(err, errTooLate) {
+			return err
+		}
+		if err := s.requests.Send(request); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 var errTooLate = fmt.Errorf("nothing came for too long")
