@@ -7,7 +7,6 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3election/v3electionpb"
@@ -273,11 +272,5 @@ func groupsOf(splits []string, txn *pb.TxnRequest, groups map[int]bool) {
 		case *pb.RequestOp_RequestTxn:
 			groupsOf(splits, request.RequestTxn, groups)
 		}
-	}
-}
-
-func (c *coverage) print(prefix string, names []string) {
-	for _, name := range names {
-		fmt.Println(prefix + strings.TrimSpace(name))
 	}
 }
