@@ -10,12 +10,14 @@ use pontoon_api::etcdserverpb::{
     RangeRequest, RangeResponse, RequestOp, ResponseHeader, ResponseOp, TxnRequest, TxnResponse,
     request_op, response_op,
 };
-use pontoon_api::mvccpb;
+use pontoon_api::{Error, mvccpb};
 use pontoon_engine::{
     Answer, Compare, DeleteAnswer, DeleteRange, Event, EventKind, KeyRange, KeyValue, Op, Operand,
-    Put, PutAnswer, Range, RangeAnswer, Relation, SortOrder, SortTarget, Txn, TxnAnswer,
+    Put, PutAnswer, Range, RangeAnswer, Relation, Request, SortOrder, SortTarget, Txn, TxnAnswer,
+    check,
 };
 
+use crate::failure::rejected;
 use crate::header;
 
 /// Whether etcd knows how to sort like that.
@@ -23,8 +25,48 @@ pub(crate) fn is_sort_known(request: &RangeRequest) -> bool {
     PbOrder::try_from(request.sort_order).is_ok() && PbTarget::try_from(request.sort_target).is_ok()
 }
 
-/// The same of every range in a transaction.
-pub(crate) fn are_sorts_known(txn: &TxnRequest) -> bool {
+/// Refuses a transaction in which a range is sorted in a way that there isn't,
+/// with the error that etcd comes upon first. (The engine knows no such ranges,
+/// and checks all others itself.)
+pub(crate) fn check_sorts(txn: &TxnRequest, ops_max: usize) -> Result<(), Error> {
+    match are_sorts_known(txn) {
+        true => Ok(()),
+        false => check_form(txn, ops_max),
+    }
+}
+
+fn check_form(txn: &TxnRequest, ops_max: usize) -> Result<(), Error> {
+    let lengths = [txn.compare.len(), txn.success.len(), txn.failure.len()];
+    let ops = lengths.into_iter().max().unwrap_or(0);
+    if ops > ops_max {
+        return Err(Error::TooManyOps);
+    }
+    if txn.compare.iter().any(|compare| compare.key.is_empty()) {
+        return Err(Error::EmptyKey);
+    }
+    for step in txn.success.iter().chain(&txn.failure) {
+        match &step.request {
+            Some(request_op::Request::RequestRange(range)) if range.key.is_empty() => {
+                return Err(Error::EmptyKey);
+            }
+            Some(request_op::Request::RequestRange(range)) if !is_sort_known(range) => {
+                return Err(Error::InvalidSortOption);
+            }
+            Some(request_op::Request::RequestTxn(txn)) => check_form(txn, ops_max - ops)?,
+            _ => {
+                let alone = Txn {
+                    success: vec![op(step.clone())],
+                    ..Txn::default()
+                };
+                check(&Request::Txn(alone), 1).map_err(|reject| rejected(&reject))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether that is so of every range in a transaction.
+fn are_sorts_known(txn: &TxnRequest) -> bool {
     let mut ops = txn.success.iter().chain(&txn.failure);
     ops.all(|op| match &op.request {
         Some(request_op::Request::RequestRange(range)) => is_sort_known(range),

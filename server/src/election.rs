@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::TryFutureExt;
 use pontoon_api::Error;
 use pontoon_api::v3electionpb::election_server::Election;
 use pontoon_api::v3electionpb::{
@@ -20,7 +21,7 @@ use crate::calls::Rpc;
 use crate::convert;
 use crate::host::{Host, needs_leader};
 use crate::lock::Leaving;
-use crate::queue::{created, first_of, line, prefix};
+use crate::queue::{created, first_of, line, prefix, without_code};
 
 pub(crate) struct ElectionService(pub(crate) Arc<Host>);
 
@@ -35,7 +36,7 @@ impl Election for ElectionService {
         request: Request<CampaignRequest>,
     ) -> Result<Response<CampaignResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        let work = campaign(&self.0, request);
+        let work = campaign(&self.0, request).map_err(without_code);
         self.0.unary(Rpc::Campaign, &metadata, work).await
     }
 
@@ -61,6 +62,7 @@ impl Election for ElectionService {
                 false => Err(Error::ElectionNotLeader.into()),
             }
         };
+        let work = work.map_err(without_code);
         host.unary(Rpc::Proclaim, &metadata, work).await
     }
 
@@ -77,6 +79,7 @@ impl Election for ElectionService {
                 None => Err(Error::ElectionNoLeader.into()),
             }
         };
+        let work = work.map_err(without_code);
         host.unary(Rpc::Leader, &metadata, work).await
     }
 
@@ -122,6 +125,7 @@ impl Election for ElectionService {
                 header: host.header(answer.revision),
             })
         };
+        let work = work.map_err(without_code);
         host.unary(Rpc::Resign, &metadata, work).await
     }
 }
@@ -151,7 +155,7 @@ async fn campaign(host: &Arc<Host>, request: CampaignRequest) -> Result<Campaign
     host.wait_for_turn(&request.name, place.created).await?;
     leaving.stay();
     Ok(CampaignResponse {
-        header: host.header_now(),
+        header: host.header(place.revision),
         leader: Some(leader),
     })
 }
@@ -225,12 +229,16 @@ impl Host {
 
     /// Does something if the leader's key is still the one that it was.
     async fn as_leader(&self, leader: &LeaderKey, op: Op) -> Result<TxnAnswer, Status> {
-        self.check_space()?;
+        let bytes = match &op {
+            Op::Put(put) => put.value.len(),
+            _ => 0,
+        };
+        let bytes = bytes + leader.key.len();
         let txn = Txn {
             compare: vec![created(&leader.key, leader.rev)],
             success: vec![op],
             failure: Vec::new(),
         };
-        self.transact(txn).await
+        self.transact(txn, bytes, Ok(())).await
     }
 }

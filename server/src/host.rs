@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use pontoon_api::Error;
-use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request, Txn, TxnAnswer};
+use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request};
 use pontoon_raftgroup::{Alarm, Failure, GroupId, Node, NodeId};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
@@ -17,6 +17,7 @@ use crate::calls::{Call, Calls, Rpc};
 use crate::endpoints::Visitors;
 use crate::failure::status;
 use crate::front;
+use crate::header::Told;
 use crate::metrics::{Tallies, Traffic};
 use crate::peers::PeerCounts;
 use crate::quota::Quota;
@@ -66,6 +67,7 @@ pub(crate) struct Host {
     pub(crate) io: String,
     pub(crate) feature_gates: BTreeMap<&'static str, bool>,
     pub(crate) started: SystemTime,
+    pub(crate) told: Told,
     /// Whether this member only listens; looked up now and then.
     pub(crate) learner: AtomicBool,
     pub(crate) stop: Stop,
@@ -178,14 +180,6 @@ impl Host {
     pub(crate) async fn read(&self, range: Range) -> Result<RangeAnswer, Status> {
         match self.request(Request::Range(range)).await? {
             Answer::Range(answer) => Ok(answer),
-            other => Err(misplaced(&other)),
-        }
-    }
-
-    /// A transaction.
-    pub(crate) async fn transact(&self, txn: Txn) -> Result<TxnAnswer, Status> {
-        match self.request(Request::Txn(txn)).await? {
-            Answer::Txn(answer) => Ok(answer),
             other => Err(misplaced(&other)),
         }
     }

@@ -13,7 +13,7 @@ use pontoon_api::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
     PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, TxnRequest, TxnResponse,
 };
-use pontoon_engine::{Answer, Op, RangeAnswer, Request as Asked, Revision, Txn, check};
+use pontoon_engine::{Answer, Op, RangeAnswer, Request as Asked, Revision, Txn, TxnAnswer, check};
 use pontoon_raftgroup::Alarm;
 use prost::Message;
 use tokio::time::Instant;
@@ -143,25 +143,32 @@ impl Host {
 
     async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Status> {
         let bytes = request.encoded_len();
-        let sorts_known = convert::are_sorts_known(&request);
-        let txn = convert::txn(request);
+        let sorts = convert::check_sorts(&request, self.limits.txn_ops_max);
+        let answer = self.transact(convert::txn(request), bytes, sorts).await?;
+        let header = self.header(answer.revision);
+        Ok(convert::transacted(answer, header))
+    }
+
+    /// A transaction of so many bytes, and whether the ranges in it are sorted
+    /// in a way that there is.
+    pub(crate) async fn transact(
+        &self,
+        txn: Txn,
+        bytes: usize,
+        sorts: Result<(), Error>,
+    ) -> Result<TxnAnswer, Status> {
         self.reserve(cost_of_txn(&txn)).await?;
+        sorts?;
         let (writes, puts) = (changes(&txn), has_put(&txn));
         let request = Asked::Txn(txn);
         self.check(&request, bytes)?;
-        if !sorts_known {
-            return Err(Error::InvalidSortOption.into());
-        }
         match (writes, puts) {
             (_, true) => self.check_space()?,
             (true, false) => self.check_sound()?,
             (false, false) => {}
         }
         match self.request(request).await? {
-            Answer::Txn(answer) => {
-                let header = self.header(answer.revision);
-                Ok(convert::transacted(answer, header))
-            }
+            Answer::Txn(answer) => Ok(answer),
             other => Err(misplaced(&other)),
         }
     }
@@ -179,12 +186,12 @@ impl Host {
         }
         let newest = compacted.map_err(status)?;
         Ok(CompactionResponse {
-            header: self.header(newest),
+            header: self.header_from(newest),
         })
     }
 
     /// What can be refused without looking at any state.
-    fn check(&self, request: &Asked, bytes: usize) -> Result<(), Error> {
+    pub(crate) fn check(&self, request: &Asked, bytes: usize) -> Result<(), Error> {
         check(request, self.limits.txn_ops_max).map_err(|reject| rejected(&reject))?;
         match bytes > self.limits.request_bytes_max {
             true => Err(Error::RequestTooLarge),

@@ -38,7 +38,7 @@ impl Lease for LeaseService {
         let work = async {
             let granted = host.lease_grant(request.id, request.ttl).await?;
             Ok(LeaseGrantResponse {
-                header: host.header(granted.revision),
+                header: host.header_from(granted.revision),
                 id: granted.id,
                 ttl: granted.ttl_secs,
                 error: String::new(),
@@ -58,7 +58,7 @@ impl Lease for LeaseService {
             let revoked = host.node.lease_revoke(request.id, host.limits.within());
             let revision = revoked.await.map_err(status)?;
             Ok(LeaseRevokeResponse {
-                header: host.header(revision),
+                header: host.header_from(revision),
             })
         };
         host.unary(Rpc::LeaseRevoke, &metadata, work).await

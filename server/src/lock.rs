@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use pontoon_api::Error;
 use pontoon_api::v3lockpb::lock_server::Lock;
 use pontoon_api::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
@@ -10,6 +11,7 @@ use tonic::{Request, Response, Status};
 
 use crate::calls::Rpc;
 use crate::host::Host;
+use crate::queue::without_code;
 
 pub(crate) struct LockService(pub(crate) Arc<Host>);
 
@@ -17,7 +19,7 @@ pub(crate) struct LockService(pub(crate) Arc<Host>);
 impl Lock for LockService {
     async fn lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        let work = lock(&self.0, request);
+        let work = lock(&self.0, request).map_err(without_code);
         self.0.unary(Rpc::Lock, &metadata, work).await
     }
 
@@ -28,7 +30,8 @@ impl Lock for LockService {
         let (metadata, _, request) = request.into_parts();
         let host = &self.0;
         let work = async {
-            let revision = host.leave_line(&request.key).await?;
+            let left = host.leave_line(&request.key).await;
+            let revision = left.map_err(without_code)?;
             Ok(UnlockResponse {
                 header: host.header(revision),
             })
@@ -45,13 +48,14 @@ async fn lock(host: &Arc<Host>, request: LockRequest) -> Result<LockResponse, St
     let is_first = place.head.is_none_or(|head| head.key == place.key);
     let mut revision = place.revision;
     if !is_first {
-        revision = host.wait_for_turn(&request.name, place.created).await?;
+        host.wait_for_turn(&request.name, place.created).await?;
         // The lease may have ended while waiting, and the key with it.
         let own = pontoon_engine::KeyRange::one(place.key.clone());
         let found = host.read(pontoon_engine::Range::of(own)).await?;
         if found.kvs.is_empty() {
             return Err(Error::SessionExpired.into());
         }
+        revision = found.revision;
     }
     leaving.stay();
     Ok(LockResponse {

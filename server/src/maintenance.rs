@@ -14,8 +14,8 @@ use pontoon_api::etcdserverpb::{
     HashResponse, MoveLeaderRequest, MoveLeaderResponse, SnapshotRequest, SnapshotResponse,
     StatusRequest, StatusResponse,
 };
-use pontoon_engine::Revision;
-use pontoon_raftgroup::{Alarm, GroupId, NodeId};
+use pontoon_engine::{Reject, Revision};
+use pontoon_raftgroup::{Alarm, Failure, GroupId, NodeId};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -28,6 +28,9 @@ use crate::version::{API_VERSION, CLUSTER_MINOR, CLUSTER_VERSION};
 
 /// Between two looks whether a leadership has moved.
 const TRANSFER_LOOK: Duration = Duration::from_millis(5);
+
+/// Between two looks whether all groups have passed a revision.
+const HASH_LOOK: Duration = Duration::from_millis(2);
 
 pub(crate) struct MaintenanceService(pub(crate) Arc<Host>);
 
@@ -103,7 +106,12 @@ impl Maintenance for MaintenanceService {
                 header: host.header_now(),
                 hash,
                 compact_revision: host.node.floor().0,
-                hash_revision: at.0,
+                // etcd gives back one below 0, though it hashes the newest.
+                hash_revision: if request.revision < 0 {
+                    request.revision
+                } else {
+                    at.0
+                },
             })
         };
         host.unary(Rpc::HashKv, &metadata, work).await
@@ -198,7 +206,11 @@ impl Host {
             .into_iter()
             .map(|(alarm, id)| {
                 let name = alarm_type(alarm).as_str_name();
-                format!("memberID:{} alarm:{name}", id.0)
+                match id.0 {
+                    // As protobuf's text form has it.
+                    0 => format!("alarm:{name}"),
+                    id => format!("memberID:{id} alarm:{name}"),
+                }
             })
             .collect();
         if !has_leader {
@@ -221,14 +233,26 @@ impl Host {
         }
     }
 
-    /// What this member holds at a revision, which is returned too.
+    /// What this member holds at a revision, which is returned too. If clients
+    /// were told of it, all groups will pass it soon.
     async fn hash(&self, revision: Revision) -> Result<(Revision, u32), Status> {
-        let node = self.node.clone();
-        let hash = tokio::task::spawn_blocking(move || node.hash(revision)).await;
-        let hash = hash.map_err(|_| Status::from(Error::Stopped))?;
-        let (at, hash) = hash.map_err(status)?;
-        // All of its bits count.
-        Ok((at, (hash ^ (hash >> 32)) as u32))
+        let newest = self.newest();
+        let wanted = if revision.0 <= 0 { newest } else { revision };
+        let deadline = Instant::now() + self.limits.within();
+        loop {
+            let node = self.node.clone();
+            let hash = tokio::task::spawn_blocking(move || node.hash(wanted)).await;
+            match hash.map_err(|_| Status::from(Error::Stopped))? {
+                // All of its bits count.
+                Ok((at, hash)) => return Ok((at, (hash ^ (hash >> 32)) as u32)),
+                Err(Failure::Reject(Reject::FutureRevision))
+                    if wanted <= newest && Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(HASH_LOOK).await;
+                }
+                Err(failure) => return Err(status(failure)),
+            }
+        }
     }
 
     async fn move_leader(&self, to: NodeId) -> Result<(), Status> {

@@ -111,8 +111,12 @@ async fn send(
     let mut sent = 0;
     let mut first: Option<(Revision, i64)> = None;
     loop {
-        let left = if limit > 0 { limit - sent } else { i64::MAX };
-        request.limit = pace.keys.min(left);
+        request.limit = match limit {
+            // All in one part, as in etcd.
+            ..0 => 0,
+            0 => pace.keys,
+            _ => pace.keys.min(limit - sent),
+        };
         let answer = host.range(request.clone()).await?;
         let (newest, count) = *first.get_or_insert((answer.revision, answer.count));
         let mut part = convert::ranged(answer, None);

@@ -20,6 +20,7 @@ use crate::config::{AutoCompaction, Config, ConfigError};
 use crate::door::{Behind, ConnectionConfig, Door, listen};
 use crate::endpoints::Visitors;
 use crate::front::Fronts;
+use crate::header::Told;
 use crate::host::{Host, Limits};
 use crate::metrics::{Tallies, Traffic};
 use crate::node::{OpenError, Opened, open};
@@ -255,6 +256,7 @@ fn host(config: &Config, opened: Opened, stop: Stop) -> Arc<Host> {
         feature_gates: config.feature_gates.clone(),
         started: SystemTime::now(),
         visitors: Visitors::new(&config.cors, &config.host_whitelist),
+        told: Told::default(),
         learner: AtomicBool::new(false),
         stop,
     })

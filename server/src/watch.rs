@@ -173,8 +173,8 @@ impl Session {
     async fn create(&mut self, request: WatchCreateRequest) -> Result<(), Gone> {
         let keys = keys_of(&request);
         let refused = match &keys {
+            _ if request.start_revision < 0 => Some(CancelReason::Compacted),
             None => Some(CancelReason::RangeEmpty),
-            Some(_) if request.start_revision < 0 => Some(CancelReason::Compacted),
             Some(_) if self.known.contains_key(&request.watch_id) && request.watch_id != 0 => {
                 Some(CancelReason::DuplicateId)
             }
@@ -198,9 +198,10 @@ impl Session {
             _present: Present::new(&self.host.tallies.watchers),
         };
         self.known.insert(id, known);
-        let watcher = Watcher::new(&self.host.node, id, serial, keys, &request, nudge);
+        let newest = self.host.newest();
+        let watcher = Watcher::new(&self.host.node, id, serial, keys, &request, newest, nudge);
         let created = WatchResponse {
-            header: self.host.header(watcher.begins_after(&self.host.node)),
+            header: self.host.header(newest),
             watch_id: id,
             created: true,
             ..WatchResponse::default()
@@ -304,10 +305,9 @@ impl Session {
         self.host.tallies.events.fetch_add(count, Relaxed);
         watcher.has_sent = true;
         self.sent = self.sent.max(last);
-        let behind = self.host.node.revision().max(last);
-        let caught_up = watcher.stream.delivered() >= behind;
+        let newest = self.host.newest().max(last);
         let response = WatchResponse {
-            header: self.host.header(if caught_up { last } else { behind }),
+            header: self.host.header(watcher.tells(last, newest)),
             watch_id: watcher.id,
             events,
             ..WatchResponse::default()
@@ -350,8 +350,9 @@ impl Session {
     /// revision.
     async fn progress(&mut self) -> Result<(), Gone> {
         let here = self.gather().await?;
-        let wanted = self.host.node.revision().max(self.sent);
-        let mut reached = !here.is_empty();
+        let wanted = self.host.newest().max(self.sent);
+        // One that a compaction ended holds all signs back until it is cancelled.
+        let mut reached = !here.is_empty() && here.len() == self.known.len();
         let deadline = Instant::now() + PATIENCE;
         let mut later = Vec::new();
         let mut left = Vec::new();
@@ -432,7 +433,7 @@ impl Session {
     /// A sign for each watcher that wants one and heard nothing lately.
     async fn notify(&mut self) -> Result<(), Gone> {
         let here = self.gather().await?;
-        let newest = self.host.node.revision();
+        let newest = self.host.newest();
         let deadline = Instant::now() + PATIENCE;
         for mut watcher in here {
             let quiet = !std::mem::take(&mut watcher.has_sent);

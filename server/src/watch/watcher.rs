@@ -22,6 +22,8 @@ pub(super) struct Watcher {
     pub(super) has_sent: bool,
     /// 0: from when it was created.
     start: Revision,
+    /// Whether it still has to be told what was there before it.
+    in_past: bool,
     no_put: bool,
     no_delete: bool,
 }
@@ -33,13 +35,14 @@ impl Watcher {
         serial: u64,
         keys: KeyRange,
         request: &WatchCreateRequest,
+        newest: Revision,
         nudge: Arc<Notify>,
     ) -> Self {
         let start = Revision(request.start_revision);
         let filtered = |filter: FilterType| request.filters.contains(&filter.into());
         let stream = node.watch(Watch {
             keys,
-            from: start,
+            from: if start.0 == 0 { newest.next() } else { start },
             prev_kv: request.prev_kv,
         });
         Self {
@@ -51,18 +54,19 @@ impl Watcher {
             fragment: request.fragment,
             has_sent: false,
             start,
+            in_past: start.0 > 0 && start <= newest,
             no_put: filtered(FilterType::Noput),
             no_delete: filtered(FilterType::Nodelete),
         }
     }
 
-    /// The revision that its client is told first: one from which it would
-    /// miss nothing.
-    pub(super) fn begins_after(&self, node: &Node) -> Revision {
-        match (self.start.0, self.stream.delivered()) {
-            (0, at) if at.0 > 0 => at,
-            _ => node.revision(),
-        }
+    /// The revision in the header over events up to `last`: theirs, or the
+    /// newest one while there is more to tell.
+    pub(super) fn tells(&mut self, last: Revision, newest: Revision) -> Revision {
+        let caught_up = self.stream.delivered() >= newest;
+        let tells_last = caught_up && !self.in_past;
+        self.in_past &= !caught_up;
+        if tells_last { last } else { newest }
     }
 
     /// Whether it begins above a revision.
