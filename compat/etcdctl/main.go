@@ -16,16 +16,15 @@ import (
 func main() {
 	etcd := flag.String("etcd", "", "the real etcd")
 	pontoon := flag.String("pontoon", "", "the server that is compared with it")
-	only := flag.String("only", "", "run only commands with this in it, and those that they need")
 	flag.Parse()
-	if err := compareAll(*etcd, *pontoon, *only, flag.Args()); err != nil {
+	if err := compareAll(*etcd, *pontoon, flag.Args()); err != nil {
 		fmt.Fprintf(os.Stderr, "\nDIFFERENT: %v\n", err)
 		os.Exit(1)
 	}
 }
 
 // compareAll compares with each etcdctl, with one member and with three.
-func compareAll(etcd, pontoon, only string, tools []string) error {
+func compareAll(etcd, pontoon string, tools []string) error {
 	if len(tools) == 0 {
 		return fmt.Errorf("no etcdctl is named")
 	}
@@ -38,7 +37,7 @@ func compareAll(etcd, pontoon, only string, tools []string) error {
 	for at, tool := range tools {
 		for _, count := range []int{1, 3} {
 			name := fmt.Sprintf("%d-%d", at, count)
-			if err := compare(etcd, pontoon, only, tool, dir+"/"+name, count); err != nil {
+			if err := compare(etcd, pontoon, tool, dir+"/"+name, count); err != nil {
 				wrong = append(wrong, fmt.Errorf("%s, %d members: %w", tool, count, err))
 			}
 		}
@@ -50,7 +49,7 @@ func compareAll(etcd, pontoon, only string, tools []string) error {
 	return nil
 }
 
-func compare(etcd, pontoon, only, tool, dir string, count int) error {
+func compare(etcd, pontoon, tool, dir string, count int) error {
 	a, err := clusters.Start("etcd", etcd, dir, count, "--unsafe-no-fsync")
 	if err != nil {
 		return err
@@ -69,9 +68,6 @@ func compare(etcd, pontoon, only, tool, dir string, count int) error {
 	}
 	compared, different := 0, 0
 	for _, step := range steps(strings.Contains(sides[0].version, "3.4"), count) {
-		if only != "" && !step.needed && !strings.Contains(step.command, only) {
-			continue
-		}
 		var said [2]string
 		var group sync.WaitGroup
 		for i, s := range sides {

@@ -14,8 +14,6 @@ type step struct {
 	endsAnyhow bool
 	// Why it differs, where that is known and not repaired yet.
 	known string
-	// Run even where only some steps are asked for.
-	needed bool
 }
 
 // numbers in the rows of `endpoint status` are of the moment, but for errors.
@@ -80,8 +78,8 @@ func watches(all *[]step) {
 
 func leases(all *[]step, add func(...string)) {
 	*all = append(*all, step{
-		command: "lease grant 1000", needed: true,
-		learns: map[string]string{"{lease}": `lease ([0-9a-f]+) granted`},
+		command: "lease grant 1000",
+		learns:  map[string]string{"{lease}": `lease ([0-9a-f]+) granted`},
 	})
 	add("lease grant 0", "lease grant x", "lease grant 10000000000",
 		"put leased 1 --lease={lease}", "put leased/2 2 --lease={lease} --prev-kv", "get leased --prefix -w json",
@@ -116,8 +114,8 @@ func maintenance(all *[]step, add func(...string), is34 bool, members int) {
 		"member remove 123abc", "member remove x", "member promote 123abc", "member promote {leader-id}", "member update 123abc --peer-urls=http://127.0.0.1:1",
 		"member add other --peer-urls=nonsense", "member add other", "member update {leader-id} --peer-urls=nonsense:1")
 	*all = append(*all, step{
-		command: "member add late --learner --peer-urls=http://127.0.0.1:1", needed: true,
-		learns: map[string]string{"{late}": `Member\s+([0-9a-f]+) added`},
+		command: "member add late --learner --peer-urls=http://127.0.0.1:1",
+		learns:  map[string]string{"{late}": `Member\s+([0-9a-f]+) added`},
 	})
 	add("member list", "member promote {late}", "member add late2 --learner --peer-urls=http://127.0.0.1:2",
 		"member update {late} --peer-urls=http://127.0.0.1:3", "member list -w json", "member remove {late}", "member list",
