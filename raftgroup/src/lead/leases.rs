@@ -33,6 +33,9 @@ const EXPIRED_MAX: usize = 256;
 /// When a lease that should be gone is looked at again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// In a second.
+const NANOS: u128 = 1_000_000_000;
+
 #[derive(Default)]
 pub(super) struct Lessor {
     deadlines: Deadlines,
@@ -105,8 +108,10 @@ impl Lead<'_> {
 
     fn extend(&mut self, id: i64, lease: &LeaseRecord, from: Instant) {
         let name = lease.name(id);
-        let secs = u32::try_from(lease.ttl_secs).unwrap_or(u32::MAX);
-        let end = from.checked_add(self.node.config.second * secs);
+        let secs = u128::from(lease.ttl_secs.unsigned_abs());
+        let nanos = self.node.config.second.as_nanos().saturating_mul(secs);
+        let life = Duration::new((nanos / NANOS) as u64, (nanos % NANOS) as u32);
+        let end = from.checked_add(life);
         // One that lives longer than the clock counts is looked at again.
         let far = from + Duration::from_secs(365 * 24 * 3600);
         self.lessor.deadlines.extend(name, end.unwrap_or(far));

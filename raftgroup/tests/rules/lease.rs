@@ -44,6 +44,14 @@ async fn revoke_and_expire(splits: &[&'static str]) {
     assert_eq!(again, Err(Failure::Reject(Reject::LeaseNotFound)));
     assert_eq!(node.lease_keep_alive(id, LONG).await, Ok(None));
 
+    // The longest that there may be is not cut.
+    let longest = 9_000_000_000;
+    let granted = node.lease_grant(0, longest, LONG).await;
+    let id = granted.expect("it is granted").id;
+    let status = node.lease_status(id, false, LONG).await.expect("answered");
+    assert!(status.expect("it is known").ttl_secs >= longest - 60);
+    node.lease_revoke(id, LONG).await.expect("it is revoked");
+
     // One that is kept alive stays, one that isn't goes with its keys.
     for id in [7, 8, 9] {
         node.lease_grant(id, 2, LONG).await.expect("it is granted");
