@@ -6,6 +6,7 @@
 //! the one that began last. Only a whole copy is installed, and until it is,
 //! no other begins: they would have the same name on disk.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +55,8 @@ pub(crate) async fn send(
     let mut under_way = FuturesOrdered::new();
     under_way.push_back(link.ask(&begin, within.min(PIECE_WITHIN)));
     let mut pieces = 0;
-    let mut next = Some(read(link, &pages, 0)?);
+    let no_thread = |error: io::Error| unreadable(&error.to_string());
+    let mut next = Some(read(link, &pages, 0).map_err(no_thread)?);
     while next.is_some() || !under_way.is_empty() {
         let piece = tokio::select! {
             biased;
@@ -76,7 +78,7 @@ pub(crate) async fn send(
             next = None;
             continue;
         };
-        next = Some(read(link, &pages, piece.next())?);
+        next = Some(read(link, &pages, piece.next()).map_err(no_thread)?);
         let request = Request::SnapshotPiece {
             id,
             number: pieces,
@@ -96,15 +98,14 @@ pub(crate) async fn send(
 type Read = oneshot::Receiver<Result<Option<Piece>, EngineError>>;
 
 /// Begins to read the next piece.
-fn read(link: &Link, pages: &Arc<Pages>, page: u64) -> Result<Read, StreamingError<Types>> {
+fn read(link: &Link, pages: &Arc<Pages>, page: u64) -> io::Result<Read> {
     let (done, read) = oneshot::channel();
     let pages = Arc::clone(pages);
     let part = move || {
         // Nobody waits any more: the snapshot isn't sent.
         let _ = done.send(pages.read(page));
     };
-    let started = link.links.tenders.copy(link.links.group, part);
-    started.map_err(|error| unreadable(&error.to_string()))?;
+    link.links.tenders.copy(link.links.group, part)?;
     Ok(read)
 }
 

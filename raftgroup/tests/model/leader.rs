@@ -145,7 +145,7 @@ impl Model {
         leader.asks_count += 1;
         // What was asked before counts as if it were there.
         let names = leader.asks.iter().map(|a| a.write.name);
-        let last = names.filter(|&name| name > 0).last().unwrap_or(held);
+        let last = names.rev().find(|&name| name > 0).unwrap_or(held);
         let base = self.bounds.one_key.then_some(last);
         let name = if self.bounds.one_key && !self.bounds.writes_elsewhere {
             term << 4 | (id + 1)
