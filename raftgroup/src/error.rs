@@ -23,6 +23,9 @@ pub enum Failure {
     /// The disk is full; nothing has changed.
     #[error("etcdserver: mvcc: database space exceeded")]
     NoSpace,
+    /// What the cluster holds can't be trusted; nothing has changed.
+    #[error("etcdserver: corrupt cluster")]
+    Corrupt,
     /// The request is larger than a log entry can be; nothing has changed.
     #[error("etcdserver: request is too large")]
     TooLarge,

@@ -48,7 +48,7 @@ mod session;
 mod split;
 mod txn;
 
-pub(crate) use evaluate::is_read_only;
+pub(crate) use evaluate::{forbidden, is_read_only};
 use latches::Latches;
 use leases::Lessor;
 pub(crate) use members::{Alarms, Damaged};

@@ -220,6 +220,7 @@ pub(crate) enum Declined {
     Again,
     TooManyRequests,
     NoSpace,
+    Corrupt,
     TooLarge,
     /// Nobody knows whether it was done.
     Unknown,
@@ -239,4 +240,5 @@ wire!(enum Declined {
     6 => Unknown,
     7 => Moved,
     8 => Member(reject),
+    9 => Corrupt,
 });

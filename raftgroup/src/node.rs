@@ -278,6 +278,41 @@ impl Node {
         self.0.request(request, Instant::now() + within).await
     }
 
+    /// The short way for a write whose group this member leads: `done` is called
+    /// with its outcome, where that is known, so it must be quick. It gets `None`
+    /// if nothing was done and [`Node::request`] should be asked; if it is
+    /// dropped, nobody knows what was done. Returns whether it went this way.
+    pub fn hand_in(
+        &self,
+        request: Request,
+        done: impl FnOnce(Option<Result<Answer, Failure>>) + Send + 'static,
+    ) -> bool {
+        self.0.hand_in(request, done)
+    }
+
+    /// Whether this member leads the only group, as far as it knows.
+    #[must_use]
+    pub fn leads_alone(&self) -> bool {
+        self.0.leads_alone()
+    }
+
+    /// Whether it does, as a quorum says after the call; one call serves all
+    /// reads that came before it.
+    pub async fn confirm_alone(&self) -> bool {
+        self.0.confirm_alone().await
+    }
+
+    /// The short way for a linearizable read that came before a call of
+    /// [`Node::confirm_alone`] which said yes. `None` if [`Node::request`]
+    /// should be asked.
+    #[must_use]
+    pub fn read_alone(&self, range: &Range) -> Option<Result<RangeAnswer, Failure>> {
+        match range.keys.key.is_empty() {
+            true => Some(Err(Reject::EmptyKey.into())),
+            false => self.0.read_alone(range),
+        }
+    }
+
     /// Reads what this member has, without asking others if it can.
     pub async fn read_serializable(
         &self,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -261,6 +262,52 @@ impl Inner {
         touches.keys.iter().all(|keys| map.has(replica.id, keys))
     }
 
+    /// The replica of the only group, if there is one group and this node leads it.
+    fn led_alone(&self) -> Option<Arc<Replica>> {
+        let alone = {
+            let cluster = self.cluster.borrow();
+            cluster.map.as_ref().is_some_and(|map| map.is_one_group())
+        };
+        let replica = self.replica(GroupId::ROOT).filter(|_| alone)?;
+        (replica.group.leader() == Some(self.me)).then_some(replica)
+    }
+
+    pub(crate) fn leads_alone(&self) -> bool {
+        self.led_alone().is_some()
+    }
+
+    /// Whether this node leads the only group, as a quorum says after the call,
+    /// and has applied all that was acknowledged before it.
+    pub(crate) async fn confirm_alone(self: &Arc<Self>) -> bool {
+        let Some(replica) = self.led_alone() else {
+            return false;
+        };
+        replica.busy.store(true, Ordering::Relaxed);
+        let nothing = Touches::default();
+        let point = self.settle_point(&replica, None, &nothing, false).await;
+        point.is_ok()
+    }
+
+    /// A linearizable read for which [`Inner::confirm_alone`] was asked after
+    /// it came. `None` if that doesn't do any more.
+    pub(crate) fn read_alone(&self, wanted: &Range) -> Option<Result<RangeAnswer, Failure>> {
+        let replica = self.led_alone()?;
+        let store = replica.group.store();
+        let (revision, floor) = (store.revision(), self.floor());
+        if wanted.revision > 0 && wanted.revision < floor.0 {
+            return Some(Err(Failure::Reject(Reject::Compacted)));
+        }
+        match range(&store, revision, wanted) {
+            Ok(answer) => {
+                self.answers.note(replica.id, revision);
+                Some(Ok(answer))
+            }
+            Err(EngineError::Reject(reject)) => Some(Err(reject.into())),
+            // The long way tells why.
+            Err(_) => None,
+        }
+    }
+
     /// A linearizable read, from this node.
     pub(crate) async fn read(
         self: &Arc<Self>,
@@ -329,14 +376,14 @@ impl Inner {
             let here = |placed: &Placed| placed.members.contains(&self.me);
             if !places.all(|placed| placed.is_some_and(here)) {
                 // Nothing to wait for: it is not kept here.
-                return self.read(wanted, deadline).await;
+                return Box::pin(self.read(wanted, deadline)).await;
             }
             match self.read_here(wanted, &map)? {
                 Some(answer) => return Ok(answer),
                 None => {
                     let waited = tokio::time::timeout_at(patience, progress.changed()).await;
                     if waited.is_err() {
-                        return self.read(wanted, deadline).await;
+                        return Box::pin(self.read(wanted, deadline)).await;
                     }
                 }
             }

@@ -30,13 +30,37 @@ use crate::txn::{Fate, TxnAsk, TxnGrant, TxnId};
 /// Work that waits for the leader.
 pub(crate) struct Job {
     pub(crate) work: Work,
-    pub(crate) reply: oneshot::Sender<Outcome>,
+    pub(crate) waiter: Waiter,
+}
+
+/// Who waits for an outcome. One that is dropped untold hears that too, and
+/// knows nothing then.
+pub(crate) enum Waiter {
+    Task(oneshot::Sender<Outcome>),
+    /// Called where the outcome is known, so it must be quick.
+    Call(Box<dyn FnOnce(Outcome) + Send>),
 }
 
 impl Job {
+    /// Work, and what will come of it.
+    pub(crate) fn new(work: Work) -> (Self, oneshot::Receiver<Outcome>) {
+        let (waiter, outcome) = oneshot::channel();
+        let waiter = Waiter::Task(waiter);
+        (Self { work, waiter }, outcome)
+    }
+
     pub(crate) fn finish(self, outcome: Outcome) {
-        // Nobody waits any more: fine.
-        let _ = self.reply.send(outcome);
+        self.waiter.tell(outcome);
+    }
+}
+
+impl Waiter {
+    pub(crate) fn tell(self, outcome: Outcome) {
+        match self {
+            // Nobody waits any more: fine.
+            Self::Task(waiter) => drop(waiter.send(outcome)),
+            Self::Call(call) => call(outcome),
+        }
     }
 }
 

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pontoon_engine::{Answer, Reject, Request, Revision, check};
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::Failure;
@@ -17,7 +16,7 @@ use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Done, Forward, Message, Outcome, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, NodeId};
-use crate::replica::{Job, Replica};
+use crate::replica::{Job, Replica, Waiter};
 use crate::txn::Tried;
 
 /// Pause before work is sent again.
@@ -34,7 +33,7 @@ impl Inner {
         match &request {
             Request::Range(range) => return self.read(range, deadline).await.map(Answer::Range),
             Request::LeaseRevoke(lease) => {
-                let revoked = self.lease_revoke(*lease, deadline).await;
+                let revoked = Box::pin(self.lease_revoke(*lease, deadline)).await;
                 return revoked.map(Answer::LeaseRevoke);
             }
             _ => {}
@@ -53,7 +52,8 @@ impl Inner {
                         Err(Undone::Failed(failure)) => Err(Tried::Failed(failure)),
                     }
                 }
-                None => self.transact(&request, &map, deadline).await,
+                // On its own, so that the others are small.
+                None => Box::pin(self.transact(&request, &map, deadline)).await,
             };
             match tried {
                 Ok(answer) => return Ok(answer),
@@ -61,6 +61,47 @@ impl Inner {
                 Err(Tried::Again | Tried::NoChange) => self.pause(deadline).await?,
             }
         }
+    }
+
+    /// Hands a write to the leader of its group, if that is this node, and has
+    /// `done` called with what came of it; returns whether it was handed in.
+    pub(crate) fn hand_in(
+        self: &Arc<Self>,
+        request: Request,
+        done: impl FnOnce(Option<Result<Answer, Failure>>) + Send + 'static,
+    ) -> bool {
+        let map = self.cluster.borrow().map.clone();
+        let group = map.and_then(|map| map.one_group_of(&request));
+        let replica = group.and_then(|group| self.replica(group));
+        let Some(replica) = replica.filter(|replica| replica.group.leader() == Some(self.me))
+        else {
+            return false;
+        };
+        if let Err(reject) = check(&request, self.txn_ops_max) {
+            done(Some(Err(reject.into())));
+            return true;
+        }
+        let (node, group) = (Arc::clone(self), replica.id);
+        let told = move |outcome: Outcome| {
+            done(match outcome {
+                // It is applied here: this node leads.
+                Ok(Done {
+                    answer: Answered::Answer(answer),
+                    ..
+                }) => {
+                    node.answers.note(group, revision_of(&answer));
+                    Some(Ok(answer))
+                }
+                Ok(_) | Err(Declined::Unknown) => Some(Err(Failure::LeaderChanged)),
+                Err(Declined::NotLeader(_) | Declined::Again | Declined::Moved) => None,
+                Err(declined) => Some(Err(failure(declined))),
+            });
+        };
+        replica.enqueue(Job {
+            work: Work::Request(request),
+            waiter: Waiter::Call(Box::new(told)),
+        });
+        true
     }
 
     /// Raises the compaction floor; returns the newest revision.
@@ -212,8 +253,8 @@ impl Inner {
                 Ok(None) | Err(_) => Err(Declined::Unknown),
             };
         }
-        let (reply, outcome) = oneshot::channel();
-        replica.enqueue(Job { work, reply });
+        let (job, outcome) = Job::new(work);
+        replica.enqueue(job);
         match tokio::time::timeout_at(deadline, outcome).await {
             Ok(Ok(outcome)) => outcome,
             // Whoever had it is gone, or takes too long.
@@ -263,9 +304,8 @@ impl Inner {
             // One of the two knows an older map; both will know soon.
             return Err(Declined::Again);
         }
-        let (reply, outcome) = oneshot::channel();
-        let work = forward.work;
-        replica.enqueue(Job { work, reply });
+        let (job, outcome) = Job::new(forward.work);
+        replica.enqueue(job);
         outcome.await.unwrap_or(Err(Declined::Unknown))
     }
 
@@ -313,6 +353,7 @@ pub(crate) fn failure(declined: Declined) -> Failure {
         Declined::Member(reject) => Failure::Member(reject),
         Declined::TooManyRequests => Failure::TooManyRequests,
         Declined::NoSpace => Failure::NoSpace,
+        Declined::Corrupt => Failure::Corrupt,
         Declined::TooLarge => Failure::TooLarge,
         Declined::Unknown => Failure::LeaderChanged,
     }

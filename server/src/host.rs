@@ -154,20 +154,14 @@ impl Host {
         }
     }
 
-    /// Whether no alarm about any member stops what would need space.
-    pub(crate) fn check_space(&self) -> Result<(), Error> {
-        self.check_sound()?;
-        self.check_alarm(Alarm::NoSpace, Error::NoSpace)
-    }
-
-    /// Whether what the cluster holds can be trusted enough to change it.
+    /// Whether what the cluster holds can be trusted enough to change it, as
+    /// this member knows. (What is evaluated is checked where that is done.)
     pub(crate) fn check_sound(&self) -> Result<(), Error> {
-        self.check_alarm(Alarm::Corrupt, Error::Corrupt)
-    }
-
-    fn check_alarm(&self, alarm: Alarm, error: Error) -> Result<(), Error> {
-        let on = self.node.alarms().iter().any(|(on, _)| *on == alarm);
-        if on { Err(error) } else { Ok(()) }
+        let mut alarms = self.node.alarms().into_iter();
+        match alarms.any(|(alarm, _)| alarm == Alarm::Corrupt) {
+            true => Err(Error::Corrupt),
+            false => Ok(()),
+        }
     }
 
     /// A request to the groups.

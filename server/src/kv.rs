@@ -1,7 +1,7 @@
 //! Keys: read, written, deleted, compacted.
 //!
-//! Kept true: a request is checked in etcd's order (quota, form, size, alarms)
-//! before any group sees it.
+//! Kept true: a request is checked in etcd's order: quota, form and size here,
+//! then alarms where it is evaluated.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use pontoon_api::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
     PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, TxnRequest, TxnResponse,
 };
-use pontoon_engine::{Answer, Op, RangeAnswer, Request as Asked, Revision, Txn, TxnAnswer, check};
+use pontoon_engine::{Answer, RangeAnswer, Request as Asked, Revision, Txn, TxnAnswer, check};
 use pontoon_raftgroup::Alarm;
 use prost::Message;
 use tokio::time::Instant;
@@ -114,7 +114,6 @@ impl Host {
         self.reserve(cost_of_put(&put)).await?;
         let request = Asked::Put(put);
         self.check(&request, bytes)?;
-        self.check_space()?;
         match self.request(request).await? {
             Answer::Put(answer) => {
                 let header = self.header(answer.revision);
@@ -131,7 +130,6 @@ impl Host {
         let bytes = request.encoded_len();
         let request = Asked::DeleteRange(convert::delete_range(request));
         self.check(&request, bytes)?;
-        self.check_sound()?;
         match self.request(request).await? {
             Answer::DeleteRange(answer) => {
                 let header = self.header(answer.revision);
@@ -159,14 +157,8 @@ impl Host {
     ) -> Result<TxnAnswer, Status> {
         self.reserve(cost_of_txn(&txn)).await?;
         sorts?;
-        let (writes, puts) = (changes(&txn), has_put(&txn));
         let request = Asked::Txn(txn);
         self.check(&request, bytes)?;
-        match (writes, puts) {
-            (_, true) => self.check_space()?,
-            (true, false) => self.check_sound()?,
-            (false, false) => {}
-        }
         match self.request(request).await? {
             Answer::Txn(answer) => Ok(answer),
             other => Err(misplaced(&other)),
@@ -205,26 +197,10 @@ impl Host {
             return Ok(());
         }
         let (id, within) = (self.member_id, self.limits.within());
-        let alarm = self.node.alarm(id, Alarm::NoSpace, true, within).await;
+        let alarm = Box::pin(self.node.alarm(id, Alarm::NoSpace, true, within)).await;
         if let Err(failure) = alarm {
             tracing::warn!("the alarm NOSPACE can't be raised: {failure}");
         }
         Err(Error::NoSpace.into())
     }
-}
-
-/// Whether a transaction could change something.
-fn changes(txn: &Txn) -> bool {
-    let mut ops = txn.success.iter().chain(&txn.failure);
-    ops.any(|op| !matches!(op, Op::Range(_)))
-}
-
-/// Whether a transaction could put something.
-fn has_put(txn: &Txn) -> bool {
-    let mut ops = txn.success.iter().chain(&txn.failure);
-    ops.any(|op| match op {
-        Op::Put(_) => true,
-        Op::Txn(txn) => has_put(txn),
-        _ => false,
-    })
 }

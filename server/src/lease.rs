@@ -139,7 +139,6 @@ impl Host {
         ttl_secs: i64,
     ) -> Result<pontoon_raftgroup::LeaseGranted, Status> {
         self.reserve(LEASE_BYTES).await?;
-        self.check_space()?;
         let granted = self.node.lease_grant(id, ttl_secs, self.limits.within());
         granted.await.map_err(status)
     }

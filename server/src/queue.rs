@@ -144,7 +144,6 @@ impl Host {
             prev_kv: false,
         });
         self.check(&delete, key.len())?;
-        self.check_sound()?;
         match self.request(delete).await? {
             Answer::DeleteRange(answer) => Ok(answer.revision),
             other => Err(crate::host::misplaced(&other)),

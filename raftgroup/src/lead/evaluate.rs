@@ -8,12 +8,14 @@ use pontoon_engine::{
     Answer, Effects, EngineError, Evaluated, Op, Request, Revision, Store, Ticket, Txn, evaluate,
 };
 
-use super::{Batch, Item, Lead, Source};
+use super::{Alarms, Batch, Item, Lead, Source};
 use crate::lease::LeaseName;
 use crate::map::Touches;
+use crate::member::Alarm;
 use crate::message::{Declined, Work};
+use crate::node::Inner;
 use crate::position::LogIndex;
-use crate::replica::Job;
+use crate::replica::{Job, Replica};
 
 /// Bytes of effects that one entry gathers; a larger request has its own.
 const BATCH_BYTES_MAX: usize = 1 << 20;
@@ -30,6 +32,8 @@ impl Lead<'_> {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         let root = self.node.root_applied();
+        // As they are at that entry, or later: who grants knows (rule 15).
+        let alarms = self.node.cluster.borrow().alarms.clone();
         let mut batch = Batch {
             first: Ticket(self.ticket),
             items: Vec::new(),
@@ -52,6 +56,10 @@ impl Lead<'_> {
             }
             if self.node.wal.is_space_low() {
                 job.finish(Err(Declined::NoSpace));
+                continue;
+            }
+            if forbidden(&alarms, request).is_some() {
+                self.settle_forbidden(job);
                 continue;
             }
             let job = self.revoke_otherwise(job);
@@ -146,7 +154,7 @@ impl Lead<'_> {
         };
         if let Request::Put(put) = request
             && put.lease == 0
-            && self.latches.is_empty()
+            && !self.latches.has(&put.key)
         {
             // As most are: nothing is in its way.
             if self.map.group_of(&put.key) == self.replica.id {
@@ -257,6 +265,21 @@ impl Lead<'_> {
         });
     }
 
+    /// Refuses what goes against an alarm, if that is still on as things are.
+    fn settle_forbidden(&self, job: Job) {
+        let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
+        let many = !matches!(self.source, Source::Own);
+        self.node.scope.spawn(async move {
+            let Work::Request(request) = &job.work else {
+                return;
+            };
+            match node.still_forbidden(&replica, request, many).await {
+                Ok(()) => replica.enqueue(job),
+                Err(declined) => job.finish(Err(declined)),
+            }
+        });
+    }
+
     /// Starts work that isn't evaluated with the writes.
     fn start(&mut self, job: Job) {
         match &job.work {
@@ -273,6 +296,52 @@ pub(super) fn effects_bytes(effects: &Effects) -> usize {
         pontoon_engine::Effect::Delete { key } => key.len(),
     };
     effects.iter().map(|effect| 16 + bytes(effect)).sum()
+}
+
+impl Inner {
+    /// Whether alarms still forbid a request once this node knows all that was
+    /// acknowledged.
+    pub(super) async fn still_forbidden(
+        self: &Arc<Self>,
+        replica: &Arc<Replica>,
+        request: &Request,
+        many: bool,
+    ) -> Result<(), Declined> {
+        let nothing = Touches::default();
+        self.settle_point(replica, None, &nothing, many).await?;
+        match forbidden(&self.cluster.borrow().alarms, request) {
+            Some(declined) => Err(declined),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a request can't be served while these alarms are on.
+pub(crate) fn forbidden(alarms: &Alarms, request: &Request) -> Option<Declined> {
+    if alarms.is_empty() {
+        return None;
+    }
+    let is_on = |wanted| alarms.iter().any(|(alarm, _)| *alarm == wanted);
+    if is_on(Alarm::Corrupt) && !is_read_only(request) {
+        return Some(Declined::Corrupt);
+    }
+    (is_on(Alarm::NoSpace) && has_put(request)).then_some(Declined::NoSpace)
+}
+
+/// Whether a request could put something.
+fn has_put(request: &Request) -> bool {
+    fn puts(txn: &Txn) -> bool {
+        txn.success.iter().chain(&txn.failure).any(|op| match op {
+            Op::Put(_) => true,
+            Op::Txn(inner) => puts(inner),
+            Op::Range(_) | Op::DeleteRange(_) | Op::Missing => false,
+        })
+    }
+    match request {
+        Request::Put(_) => true,
+        Request::Txn(txn) => puts(txn),
+        Request::Range(_) | Request::DeleteRange(_) | Request::LeaseRevoke(_) => false,
+    }
 }
 
 /// Whether a request can't change anything.

@@ -75,6 +75,12 @@ impl Latches {
         self.list.is_empty()
     }
 
+    /// Whether some transaction latches this key.
+    pub(super) fn has(&self, key: &Bytes) -> bool {
+        let mut latched = self.list.iter().flat_map(|latch| &latch.keys);
+        latched.any(|keys| keys.contains(key))
+    }
+
     pub(super) fn add(
         &mut self,
         txn: TxnId,
@@ -235,18 +241,12 @@ pub(super) fn each(keys: impl IntoIterator<Item = Bytes>) -> Vec<KeyRange> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
-
     use super::*;
     use crate::message::Work;
 
     fn job() -> Job {
-        Job {
-            work: Work::Compact {
-                revision: Revision(1),
-            },
-            reply: oneshot::channel().0,
-        }
+        let revision = Revision(1);
+        Job::new(Work::Compact { revision }).0
     }
 
     fn keys(from: &'static str, to: &'static str) -> Vec<KeyRange> {
@@ -278,6 +278,7 @@ mod tests {
         // A write waits for the first, a third latch for the write.
         assert!(latches.block(touches("b"), job()).is_none());
         assert!(latches.block(touches("x"), job()).is_some());
+        assert!(latches.has(&"b".into()) && !latches.has(&"x".into()));
         let third = wait(&mut latches, 3, keys("b", "b1"));
         assert_eq!(latches.next(), [first, apart]);
         assert!(latches.unblocked().is_empty());

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pontoon_engine::{Reject, Request, Revision, Step};
-use tokio::sync::oneshot;
+use pontoon_engine::{Put, Reject, Request, Revision, Step};
 use tokio::time::Instant;
 
+use super::evaluate::forbidden;
 use super::{Event, Flight, Freight, Lead, Source};
 use crate::lease::{
     Deadlines, LeaseAnswered, LeaseKnown, LeaseName, LeaseRecord, LeaseWork, gone_step,
@@ -198,8 +198,13 @@ impl Lead<'_> {
             let any = (self.node.scope.random() >> 1).cast_signed();
             id = if self.lease(any).is_none() { any } else { 0 };
         }
+        // (As if it were a put: a lease needs space.)
+        let alarms = self.node.cluster.borrow().alarms.clone();
+        if let Some(declined) = forbidden(&alarms, &Request::Put(Put::default())) {
+            return self.refuse(declined, job);
+        }
         if self.lease(id).is_some() {
-            return self.refuse(Reject::LeaseExists, job);
+            return self.refuse(Declined::Reject(Reject::LeaseExists), job);
         }
         self.lessor.births += 1;
         let ttl_secs = ttl_secs.max(self.node.config.lease_ttl_secs_min);
@@ -219,11 +224,11 @@ impl Lead<'_> {
 
     /// Refuses for what this node knows, once it is certain that nobody else
     /// leads.
-    fn refuse(&self, reject: Reject, job: Job) {
+    fn refuse(&self, declined: Declined, job: Job) {
         let rounds = Arc::clone(&self.replica.rounds);
         self.node.scope.spawn(async move {
             match rounds.confirm().await {
-                Ok(_) => job.finish(Err(Declined::Reject(reject))),
+                Ok(_) => job.finish(Err(declined)),
                 Err(_) => job.finish(Err(Declined::NotLeader(None))),
             }
         });
@@ -242,7 +247,7 @@ impl Lead<'_> {
             // It goes; that it is gone is not said before it is.
             return match self.node.leases.get(id) {
                 Some(_) => job.finish(Err(Declined::Again)),
-                None => self.refuse(Reject::LeaseNotFound, job),
+                None => self.refuse(Declined::Reject(Reject::LeaseNotFound), job),
             };
         };
         if self.is_simple(&lease) {
@@ -280,7 +285,7 @@ impl Lead<'_> {
         let lease = self.lease(name.id);
         let lease = lease.filter(|lease| lease.birth == name.birth && !lease.revoking);
         let Some(mut lease) = lease.filter(|_| !self.lessor.ending.contains(&name)) else {
-            return self.refuse(Reject::LeaseNotFound, job);
+            return self.refuse(Declined::Reject(Reject::LeaseNotFound), job);
         };
         if !lease.groups.contains(&group) {
             lease.groups.push(group);
@@ -486,9 +491,8 @@ impl Lead<'_> {
                 continue;
             }
             if self.is_simple(&lease) {
-                let (reply, _) = oneshot::channel();
                 let work = Work::Request(Request::LeaseRevoke(name.id));
-                self.held.push_back(Job { work, reply });
+                self.held.push_back(Job::new(work).0);
             } else {
                 lease.revoking = true;
                 self.change_lease(name.id, Some(lease), None);

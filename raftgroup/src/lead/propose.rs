@@ -31,7 +31,7 @@ impl Lead<'_> {
                 effects: item.effects,
             });
             steps.extend(item.then);
-            waiting.push((item.job.reply, item.answer));
+            waiting.push((item.job.waiter, item.answer));
         }
         // Also without a write: the group has come this far.
         if steps.is_empty() {
@@ -47,9 +47,8 @@ impl Lead<'_> {
             freight: Freight::Writes(Ticket(batch.first.0 + count as u32 - 1)),
         };
         self.launch(flight, steps, move |outcome: Result<LogIndex, Declined>| {
-            for (reply, answer) in waiting {
-                // Nobody waits any more: fine.
-                let _ = reply.send(match &outcome {
+            for (waiter, answer) in waiting {
+                waiter.tell(match &outcome {
                     Ok(index) => Ok(Done {
                         answer: Answered::Answer(answer),
                         index: *index,

@@ -17,7 +17,7 @@ use pontoon_engine::{
 };
 use tokio::time::Instant;
 
-use super::evaluate::{REQUEST_BYTES_MAX, effects_bytes};
+use super::evaluate::{REQUEST_BYTES_MAX, effects_bytes, forbidden};
 use super::latches::{Prepared, State, each};
 use super::{Flight, Freight, Lead, Source};
 use crate::codec::Wire;
@@ -293,6 +293,15 @@ impl Lead<'_> {
                 ..Txn::default()
             }),
         };
+        let alarms = self.node.cluster.borrow().alarms.clone();
+        if forbidden(&alarms, &request).is_some() {
+            let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
+            self.node.scope.spawn(async move {
+                let still = node.still_forbidden(&replica, &request, true).await;
+                job.finish(Err(still.err().unwrap_or(Declined::Again)));
+            });
+            return;
+        }
         let answered = match run(&request) {
             Ok(evaluated) if effects_bytes(&evaluated.effects) > REQUEST_BYTES_MAX => {
                 return job.finish(Err(Declined::TooLarge));

@@ -18,7 +18,7 @@ use super::finish::fate_of;
 use super::plan::{Path, Plan};
 use super::{Fate, Hold, Part, Participant, TxnAnswered, TxnAsk, TxnAsked, TxnId, TxnWork, as_txn};
 use crate::error::Failure;
-use crate::lead::is_read_only;
+use crate::lead::{forbidden, is_read_only};
 use crate::lease::{LeaseName, gone_step};
 use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Message, Outcome, Work};
@@ -70,6 +70,13 @@ impl Inner {
         map: &RangeMap,
         deadline: Instant,
     ) -> Result<Answer, Tried> {
+        if forbidden(&self.cluster.borrow().alarms, request).is_some() {
+            // Also for what it might do and won't, as in etcd.
+            self.know_root().await?;
+            if let Some(declined) = forbidden(&self.cluster.borrow().alarms, request) {
+                return Err(declined.into());
+            }
+        }
         let txn = as_txn(request);
         let plan = Plan::of(&txn, map);
         self.register_leases(request, map, deadline).await?;
@@ -350,16 +357,22 @@ impl Inner {
         if reject != Reject::LeaseNotFound {
             return Tried::Failed(reject.into());
         }
-        let Some(point) = self.read_point().await else {
-            return Tried::Again;
-        };
-        if !self.root_catches_up(point.root).await {
-            return Tried::Again;
+        if let Err(tried) = self.know_root().await {
+            return tried;
         }
         let mut named = path.leases();
         match named.all(|lease| self.leases.alive(lease).is_some()) {
             true => Tried::Again,
             false => Tried::Failed(reject.into()),
+        }
+    }
+
+    /// Returns when this node knows all of the root group that was acknowledged.
+    async fn know_root(self: &Arc<Self>) -> Result<(), Tried> {
+        let point = self.read_point().await.ok_or(Tried::Again)?;
+        match self.root_catches_up(point.root).await {
+            true => Ok(()),
+            false => Err(Tried::Again),
         }
     }
 

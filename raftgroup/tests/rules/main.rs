@@ -3,6 +3,7 @@
 //! in `src/ledger/tests.rs`, rule 6 in `src/command.rs` and `src/replica.rs`,
 //! rule 8 in `src/marks.rs`.
 
+mod alarm;
 mod cluster;
 mod compact;
 mod damage;
