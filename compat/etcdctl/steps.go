@@ -12,8 +12,6 @@ type step struct {
 	keeps string
 	// How it ends depends on the machine.
 	endsAnyhow bool
-	// Why it differs, where that is known and not repaired yet.
-	known string
 }
 
 // numbers in the rows of `endpoint status` are of the moment, but for errors.
@@ -101,14 +99,6 @@ func recipes(all *[]step) {
 	*all = append(*all, step{command: "get name --prefix --count-only -w fields", keeps: `"Count".*`})
 }
 
-// authority is what is wrong with the old etcdctl's calls about one endpoint.
-func authority(is34 bool) string {
-	if is34 {
-		return "its :authority is a URL, which the server's HTTP/2 refuses"
-	}
-	return ""
-}
-
 func maintenance(all *[]step, add func(...string), is34 bool, members int) {
 	add("member list", "member list -w json", "member list -w fields", "member list -w table", "member list -w nonsense",
 		"member remove 123abc", "member remove x", "member promote 123abc", "member promote {leader-id}", "member update 123abc --peer-urls=http://127.0.0.1:1",
@@ -126,9 +116,9 @@ func maintenance(all *[]step, add func(...string), is34 bool, members int) {
 		"defrag", "move-leader x", "move-leader 123abc", "--endpoints {leader} move-leader 123abc")
 	*all = append(*all,
 		step{command: "endpoint status", keeps: statusRow},
-		step{command: "endpoint status --cluster", keeps: statusRow, known: authority(is34)},
-		step{command: "endpoint hashkv --cluster -w fields", known: authority(is34)},
-		step{command: "defrag --cluster", known: authority(is34)},
+		step{command: "endpoint status --cluster", keeps: statusRow},
+		step{command: "endpoint hashkv --cluster -w fields"},
+		step{command: "defrag --cluster"},
 		step{command: "endpoint status -w json", keeps: `"Endpoint":"CLIENT"|"version":"[0-9.]+"|"(errors|isLearner|leader|storageVersion)":[^,]*`},
 		step{command: "endpoint status -w fields", keeps: `"(Endpoint|Version|Errors|IsLearner|Leader|ClusterID|MemberID|Revision)" : .*`},
 		step{command: "endpoint status -w table", keeps: `ENDPOINT.*`},

@@ -35,6 +35,7 @@ use crate::config::Config;
 use crate::election::ElectionService;
 use crate::endpoints;
 use crate::front::Fronts;
+use crate::gather::Gathered;
 use crate::health::HealthService;
 use crate::host::Host;
 use crate::kv::KvService;
@@ -189,7 +190,8 @@ impl Door {
         graceful: &GracefulShutdown,
     ) {
         let traffic = Arc::clone(&self.services.host.traffic);
-        let stream = TokioIo::new(Calm::new(Counted::new(stream, traffic), ping_min));
+        let stream = Calm::new(Counted::new(stream, traffic), ping_min);
+        let stream = TokioIo::new(Gathered::new(stream));
         let connection = builder.serve_connection_with_upgrades(stream, self);
         let connection = graceful.watch(connection.into_owned());
         tokio::spawn(async move {

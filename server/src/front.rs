@@ -1,10 +1,11 @@
 //! The threads that speak with clients.
 //!
 //! Each has a runtime of its own; a connection, and all that is decoded and
-//! encoded for it, stays on its thread. Requests go over to the groups, and
-//! their answers come back, in batches without timers: who finds the other
-//! side at work adds to what it will find next, and only who finds it idle
-//! wakes it.
+//! encoded for it, stays on its thread. A write whose leader is here is put in
+//! that leader's queue, a read of one key from the only group waits for the
+//! group's word and is done here; other requests go over to the groups. All
+//! answers come back in batches without timers: who finds the other side at
+//! work adds to what it will find next, and only who finds it idle wakes it.
 //!
 //! Kept true: every request that went over is answered, unless its client has
 //! gone or the server stops.
@@ -15,14 +16,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::Either;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use hyper_util::server::graceful::GracefulShutdown;
 use parking_lot::Mutex;
-use pontoon_engine::{Answer, Op, Request};
+use pontoon_engine::{Answer, Op, Range, Request};
 use pontoon_raftgroup::{Failure, Node};
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -30,6 +31,9 @@ use crate::stop::Stop;
 
 /// How long calls may go on when the server stops.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How long a quorum's word is waited for before the long way is gone.
+const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
 
 /// Begins with a connection, on the thread where it will stay.
 type Visit = Box<dyn FnOnce(&GracefulShutdown) + Send>;
@@ -57,6 +61,7 @@ impl Fronts {
                 .build()?;
             let crossing = Arc::new(Crossing::default());
             let carried = tokio::spawn(carry(node.clone(), Arc::clone(&crossing)));
+            let confirmed = tokio::spawn(confirm(node.clone(), Arc::clone(&crossing)));
             let (thread, visits) = mpsc::unbounded_channel();
             let stop = stop.clone();
             let run = move || {
@@ -66,6 +71,7 @@ impl Fronts {
                     receive(visits, stop).await;
                 });
                 carried.abort();
+                confirmed.abort();
             };
             let name = format!("front-{number}");
             handles.push(std::thread::Builder::new().name(name).spawn(run)?);
@@ -110,56 +116,122 @@ pub(crate) async fn ask(
     within: Duration,
 ) -> Result<Answer, Failure> {
     let Some(crossing) = CROSSING.with_borrow(Clone::clone) else {
-        return node.request(request, within).await;
+        // On its own, so that the others are small.
+        return Box::pin(node.request(request, within)).await;
     };
-    let (answer, answered) = oneshot::channel();
-    crossing.go(Asked {
+    let asked = Instant::now();
+    let short = match &request {
+        Request::Range(range) => read(&crossing, node, range).await,
+        Request::LeaseRevoke(_) => None,
+        write => hand_in(&crossing, node, write.clone(), within).await,
+    };
+    if let Some(outcome) = short {
+        return outcome;
+    }
+    let (waiter, answered) = oneshot::channel();
+    crossing.going.push(Asked {
         request,
-        within,
-        answer,
+        within: within.saturating_sub(asked.elapsed()),
+        waiter,
     });
-    answered.await.unwrap_or(Err(Failure::Stopped))
+    let answered = answered.await.ok().flatten();
+    answered.unwrap_or(Err(Failure::Stopped))
+}
+
+/// Reads a key of the only group, if this member leads it.
+async fn read(crossing: &Crossing, node: &Node, range: &Range) -> Outcome {
+    if !range.keys.is_one() || !node.leads_alone() {
+        return None;
+    }
+    let (waiter, confirmed) = oneshot::channel();
+    crossing.doubts.push(waiter);
+    match confirmed.await {
+        Ok(true) => node.read_alone(range).map(|read| read.map(Answer::Range)),
+        _ => None,
+    }
+}
+
+/// Hands a write to its leader, if that is here.
+async fn hand_in(
+    crossing: &Arc<Crossing>,
+    node: &Node,
+    request: Request,
+    within: Duration,
+) -> Outcome {
+    let (waiter, answered) = oneshot::channel();
+    let way_back = Arc::clone(crossing);
+    let done = move |outcome| way_back.coming.push(Come::Outcome(waiter, outcome));
+    if !node.hand_in(request, done) {
+        return None;
+    }
+    match tokio::time::timeout(within, answered).await {
+        Ok(Ok(outcome)) => outcome,
+        // Whoever had it is gone.
+        Ok(Err(_)) => Some(Err(Failure::LeaderChanged)),
+        Err(_) => Some(Err(Failure::TimedOut)),
+    }
 }
 
 /// What goes over and comes back.
 #[derive(Default)]
 struct Crossing {
-    going: Mutex<Vec<Asked>>,
-    went: Notify,
-    coming: Mutex<Vec<Answered>>,
-    came: Notify,
+    going: Batch<Asked>,
+    /// Reads that want to know whether this member still leads.
+    doubts: Batch<oneshot::Sender<bool>>,
+    coming: Batch<Come>,
+}
+
+/// What gathers for somebody who takes all of it.
+struct Batch<T> {
+    items: Mutex<Vec<T>>,
+    filled: Notify,
+}
+
+impl<T> Default for Batch<T> {
+    fn default() -> Self {
+        Self {
+            items: Mutex::default(),
+            filled: Notify::new(),
+        }
+    }
+}
+
+impl<T> Batch<T> {
+    fn push(&self, item: T) {
+        self.extend([item]);
+    }
+
+    fn extend(&self, more: impl IntoIterator<Item = T>) {
+        let mut items = self.items.lock();
+        let idle = items.is_empty();
+        items.extend(more);
+        drop(items);
+        if idle {
+            self.filled.notify_one();
+        }
+    }
+
+    /// All there is, when there is something.
+    async fn take(&self) -> Vec<T> {
+        self.filled.notified().await;
+        std::mem::take(&mut *self.items.lock())
+    }
 }
 
 struct Asked {
     request: Request,
     within: Duration,
-    answer: oneshot::Sender<Result<Answer, Failure>>,
+    waiter: Waiter,
 }
 
-type Answered = (
-    oneshot::Sender<Result<Answer, Failure>>,
-    Result<Answer, Failure>,
-);
+/// What came of a request; `None` if it has to be asked once more.
+type Outcome = Option<Result<Answer, Failure>>;
+type Waiter = oneshot::Sender<Outcome>;
 
-impl Crossing {
-    fn go(&self, asked: Asked) {
-        let mut going = self.going.lock();
-        going.push(asked);
-        if going.len() == 1 {
-            drop(going);
-            self.went.notify_one();
-        }
-    }
-
-    fn come(&self, mut answered: Vec<Answered>) {
-        let mut coming = self.coming.lock();
-        let idle = coming.is_empty();
-        coming.append(&mut answered);
-        if idle {
-            drop(coming);
-            self.came.notify_one();
-        }
-    }
+/// What comes back.
+enum Come {
+    Outcome(Waiter, Outcome),
+    Confirmed(oneshot::Sender<bool>, bool),
 }
 
 /// Where the groups are: asks them all that goes over.
@@ -168,8 +240,7 @@ async fn carry(node: Node, crossing: Arc<Crossing>) {
     loop {
         tokio::select! {
             biased;
-            () = crossing.went.notified() => {
-                let asked = std::mem::take(&mut *crossing.going.lock());
+            asked = crossing.going.take() => {
                 under_way.extend(asked.into_iter().map(|asked| serve(node.clone(), asked)));
             }
             Some(first) = under_way.next() => {
@@ -177,17 +248,29 @@ async fn carry(node: Node, crossing: Arc<Crossing>) {
                 while let Some(Some(next)) = under_way.next().now_or_never() {
                     answered.push(next);
                 }
-                crossing.come(answered);
+                crossing.coming.extend(answered);
             }
         }
     }
 }
 
-async fn serve(node: Node, asked: Asked) -> Answered {
+/// Where the groups are: has all confirmed that wait for it, in one go.
+async fn confirm(node: Node, crossing: Arc<Crossing>) {
+    loop {
+        let waiting = crossing.doubts.take().await;
+        let confirmed = tokio::time::timeout(CONFIRM_WITHIN, node.confirm_alone()).await;
+        let confirmed = confirmed.unwrap_or(false);
+        let told = waiting.into_iter();
+        let told = told.map(|waiter| Come::Confirmed(waiter, confirmed));
+        crossing.coming.extend(told);
+    }
+}
+
+async fn serve(node: Node, asked: Asked) -> Come {
     let Asked {
         request,
         within,
-        answer,
+        waiter,
     } = asked;
     let outcome = match is_short(&request) {
         true => Either::Left(async move { node.request(request, within).await }),
@@ -197,7 +280,7 @@ async fn serve(node: Node, asked: Asked) -> Answered {
             found.await.unwrap_or(Err(Failure::Stopped))
         }),
     };
-    (answer, outcome.await)
+    Come::Outcome(waiter, Some(outcome.await))
 }
 
 /// Whether a request looks at a few keys at most.
@@ -220,11 +303,12 @@ fn is_short(request: &Request) -> bool {
 /// Where the clients are: wakes those whose answers have come.
 async fn deliver(crossing: Arc<Crossing>) {
     loop {
-        crossing.came.notified().await;
-        let answered = std::mem::take(&mut *crossing.coming.lock());
-        for (waiter, answer) in answered {
+        for come in crossing.coming.take().await {
             // Its client has gone: fine.
-            let _ = waiter.send(answer);
+            match come {
+                Come::Outcome(waiter, outcome) => drop(waiter.send(outcome)),
+                Come::Confirmed(waiter, confirmed) => drop(waiter.send(confirmed)),
+            }
         }
     }
 }

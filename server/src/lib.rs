@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod authority;
 mod calls;
 mod card;
 mod cluster;
@@ -19,6 +20,7 @@ mod endpoints;
 mod failure;
 mod flags;
 mod front;
+mod gather;
 mod header;
 mod health;
 mod host;

@@ -4,7 +4,8 @@
 //! bytes are cut. A ping is one too many if it comes sooner than allowed after
 //! the last, or without any call under way; the third such in a row, with no
 //! answer in between, ends the connection with `too_many_pings`. What is no
-//! HTTP/2 is let alone.
+//! HTTP/2 is let alone. On its way, a URL where a name belongs is repaired
+//! (`authority.rs`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,12 +15,17 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::authority;
+
 /// What an HTTP/2 client begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// So many pings too many are forgiven.
 const STRIKES_MAX: u32 = 2;
 /// Between pings of a client that has no call under way.
 const IDLE_MIN: Duration = Duration::from_secs(2 * 3600);
+
+/// Fewer bytes of headers only name what was said before.
+const NAMED_BYTES_MIN: usize = 24;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -37,6 +43,7 @@ struct Head {
     kind: u8,
     flags: u8,
     stream: u32,
+    payload_bytes: usize,
 }
 
 /// Finds the heads of frames in bytes that come in any pieces.
@@ -49,7 +56,9 @@ struct Frames {
 }
 
 impl Frames {
-    fn see(&mut self, mut bytes: &[u8], mut each: impl FnMut(Head)) {
+    /// Tells of each head, and of the place right behind it.
+    fn see(&mut self, all: &[u8], mut each: impl FnMut(Head, usize)) {
+        let mut bytes = all;
         while !bytes.is_empty() {
             let skipped = self.payload_left.min(bytes.len());
             self.payload_left -= skipped;
@@ -63,11 +72,13 @@ impl Frames {
                 let [a, b, c, kind, flags, stream @ ..] = self.head;
                 self.payload_left = u32::from_be_bytes([0, a, b, c]) as usize;
                 let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
-                each(Head {
+                let head = Head {
                     kind,
                     flags,
                     stream,
-                });
+                    payload_bytes: self.payload_left,
+                };
+                each(head, all.len() - bytes.len());
             }
         }
     }
@@ -107,7 +118,7 @@ impl Watchdog {
     }
 
     /// Whether the client may stay.
-    fn received(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> bool {
+    fn received(&mut self, bytes: &mut [u8], now: impl Fn() -> Instant) -> bool {
         let Some(seen) = self.preface else {
             return true;
         };
@@ -118,12 +129,16 @@ impl Watchdog {
             return true;
         }
         self.preface = Some(seen + length);
-        bytes = &bytes[length..];
+        let bytes = &mut bytes[length..];
         let mut received = std::mem::take(&mut self.received);
-        received.see(bytes, |head| match head.kind {
+        let mut named = Vec::new();
+        received.see(bytes, |head, at| match head.kind {
             HEADERS if head.stream > self.call_last => {
                 self.call_last = head.stream;
                 self.calls.insert(head.stream);
+                if head.payload_bytes >= NAMED_BYTES_MIN {
+                    named.push((at, head.payload_bytes));
+                }
             }
             RST_STREAM => {
                 self.calls.remove(&head.stream);
@@ -132,6 +147,10 @@ impl Watchdog {
             _ => {}
         });
         self.received = received;
+        for (at, length) in named {
+            let end = bytes.len().min(at + length);
+            authority::repair(&mut bytes[at..end]);
+        }
         self.strikes <= STRIKES_MAX
     }
 
@@ -155,7 +174,7 @@ impl Watchdog {
             return;
         }
         let mut sent = std::mem::take(&mut self.sent);
-        sent.see(bytes, |head| {
+        sent.see(bytes, |head, _| {
             if matches!(head.kind, DATA | HEADERS) {
                 self.answered = true;
                 if head.flags & END_STREAM != 0 {
@@ -221,7 +240,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Calm<T> {
             ready!(Pin::new(&mut this.inner).poll_read(context, buffer))?;
             if this
                 .watchdog
-                .received(&buffer.filled()[before..], Instant::now)
+                .received(&mut buffer.filled_mut()[before..], Instant::now)
             {
                 return Poll::Ready(Ok(()));
             }
@@ -306,14 +325,15 @@ mod tests {
         }
         // In pieces of any size.
         for byte in begin {
-            assert!(watchdog.received(&[byte], || now));
+            assert!(watchdog.received(&mut [byte], || now));
         }
         (watchdog, now)
     }
 
     /// How many pings, one after the other, are let pass.
     fn pings(watchdog: &mut Watchdog, from: Instant, every: Duration) -> u32 {
-        let passed = (1..100).take_while(|at| watchdog.received(&ping(), || from + every * *at));
+        let passed =
+            (1..100).take_while(|at| watchdog.received(&mut ping(), || from + every * *at));
         passed.count() as u32
     }
 
@@ -338,7 +358,7 @@ mod tests {
         assert_eq!(pings(&mut watchdog, now, MIN), 3);
         // The client gave up its call.
         let (mut watchdog, now) = client(true);
-        assert!(watchdog.received(&frame(RST_STREAM, 0, 1, &[0; 4]), || now));
+        assert!(watchdog.received(&mut frame(RST_STREAM, 0, 1, &[0; 4]), || now));
         assert_eq!(pings(&mut watchdog, now, MIN), 3);
     }
 
@@ -346,27 +366,38 @@ mod tests {
     fn answers_make_up_for_pings() {
         let (mut watchdog, now) = client(true);
         for _ in 0..20 {
-            assert!(watchdog.received(&ping(), || now));
+            assert!(watchdog.received(&mut ping(), || now));
             watchdog.sent(&frame(DATA, 0, 1, b"event"));
         }
         // Answers to the server's own pings are no pings.
-        let ack = frame(PING, ACK, 0, &[0; 8]);
-        assert!((0..20).all(|_| watchdog.received(&ack, || now)));
+        let mut ack = frame(PING, ACK, 0, &[0; 8]);
+        assert!((0..20).all(|_| watchdog.received(&mut ack, || now)));
     }
 
     #[test]
     fn what_is_no_http2_is_let_alone() {
         let mut watchdog = Watchdog::new(MIN);
         let now = Instant::now();
-        assert!(watchdog.received(b"GET / HTTP/1.1\r\n\r\n", || now));
-        assert!((0..20).all(|_| watchdog.received(&ping(), || now)));
+        assert!(watchdog.received(&mut b"GET / HTTP/1.1\r\n\r\n".to_vec(), || now));
+        assert!((0..20).all(|_| watchdog.received(&mut ping(), || now)));
+    }
+
+    #[test]
+    fn a_url_is_no_name() {
+        let (mut watchdog, now) = client(false);
+        let mut block = b"\x83\x86\x41\x8a\x9d\x29\xae\xe3\x0cand what follows".to_vec();
+        let mut bytes = ping();
+        bytes.extend(frame(HEADERS, 4, 1, &block));
+        assert!(watchdog.received(&mut bytes, || now));
+        block[7..9].copy_from_slice(&[0xea, 0xcb]);
+        assert!(bytes.ends_with(&block));
     }
 
     #[test]
     fn the_last_words_are_a_frame() {
         let mut frames = Frames::default();
         let mut kinds = Vec::new();
-        frames.see(GOAWAY, |head| kinds.push(head.kind));
+        frames.see(GOAWAY, |head, _| kinds.push(head.kind));
         assert_eq!(kinds, [7]);
         assert!(frames.is_between());
     }
