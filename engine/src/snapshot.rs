@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use pontoon_wal::disk::{Disk, MappedFile};
 
 use crate::error::EngineError;
@@ -17,8 +18,9 @@ use crate::position::Applied;
 use crate::space::{Chunk, is_marked};
 use crate::store::Store;
 
-/// Most bytes of a piece, longer runs aside.
-const PIECE_BYTES: usize = 1 << 20;
+/// Most bytes of a piece, longer runs aside: small enough to be still in the
+/// processor's memory when it is checked, sent and written.
+const PIECE_BYTES: usize = 256 << 10;
 /// So much is copied while those who apply wait.
 const STEP_BYTES: usize = 64 << 10;
 
@@ -38,7 +40,7 @@ pub struct Piece {
     /// Number of the first.
     pub page: u64,
     /// Their bytes.
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
 }
 
 impl Store {
@@ -59,7 +61,7 @@ impl Store {
             applied: durable.applied,
             meta: Piece {
                 page,
-                bytes: view.page(page).to_vec(),
+                bytes: Bytes::copy_from_slice(view.page(page)),
             },
             used: Vec::new(),
             end: meta.end,
@@ -117,6 +119,7 @@ impl Snapshot {
         }
         let ahead = (PIECE_BYTES / PAGE_BYTES) as u64;
         self.store.tables.read().pages.prefetch(page, ahead);
+        let bytes = bytes.into();
         Ok(Some(Piece { page: start, bytes }))
     }
 }

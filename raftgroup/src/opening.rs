@@ -52,7 +52,7 @@ impl Inner {
             },
             timing: self.config.timing,
             log_entries_kept: self.config.log_entries_kept,
-            snapshot_window: 4,
+            snapshot_window: 16,
         }
     }
 

@@ -83,7 +83,7 @@ pub(crate) async fn send(
             id,
             number: pieces,
             page: piece.page,
-            bytes: piece.bytes.into(),
+            bytes: piece.bytes,
         };
         pieces += 1;
         under_way.push_back(link.ask(&request, within.min(PIECE_WITHIN)));
@@ -180,13 +180,8 @@ impl Incoming {
             let next = copy.pieces;
             return Err(format!("piece {number} came, piece {next} is the next one"));
         }
-        let piece = Piece {
-            page,
-            bytes: bytes.into(),
-        };
-        copy.install
-            .add(&piece)
-            .map_err(|error| error.to_string())?;
+        let added = copy.install.add(&Piece { page, bytes });
+        added.map_err(|error| error.to_string())?;
         copy.pieces += 1;
         Ok(())
     }
