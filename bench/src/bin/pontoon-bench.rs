@@ -52,8 +52,9 @@ enum Command {
     },
     /// Takes turns between servers and prints ratios of the first to the others
     Compare {
-        /// A server; ratios are of the first one to the others
-        #[arg(long = "endpoint", value_name = "NAME=URL", required = true)]
+        /// A server, of one member or, with commas, of several; ratios are of
+        /// the first one to the others
+        #[arg(long = "endpoint", value_name = "NAME=URL[,URL]", required = true)]
         servers: Vec<Named>,
         /// What clients ask, several with commas
         #[arg(
@@ -219,7 +220,7 @@ fn run_comparison(
     let [_, _, ..] = servers else {
         return Err("there must be two servers at least".to_owned().into());
     };
-    let settings = load.settings(vec![servers[0].endpoint.clone()]);
+    let settings = load.settings(servers[0].endpoints.clone());
     for workload in workloads {
         settings.check(*workload)?;
     }

@@ -13,20 +13,20 @@ use crate::lines::{Line, Target};
 pub struct Named {
     /// What it is called in the report.
     pub name: String,
-    /// Where it is.
-    pub endpoint: Endpoint,
+    /// Where its members are; connections are dealt to them in turn.
+    pub endpoints: Vec<Endpoint>,
 }
 
 impl std::str::FromStr for Named {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, url) = text
+        let (name, urls) = text
             .split_once('=')
             .ok_or_else(|| format!("{text} is not NAME=URL"))?;
         Ok(Self {
             name: name.to_owned(),
-            endpoint: url.parse()?,
+            endpoints: urls.split(',').map(str::parse).collect::<Result<_, _>>()?,
         })
     }
 }
@@ -58,7 +58,7 @@ pub fn compare(
         let turns = (0..rounds).flat_map(|round| turns(round, servers.len()));
         for at in turns {
             let settings = Settings {
-                endpoints: vec![servers[at].endpoint.clone()],
+                endpoints: servers[at].endpoints.clone(),
                 ..settings.clone()
             };
             let name = &servers[at].name;
@@ -163,9 +163,10 @@ mod tests {
 
     #[test]
     fn servers_have_names() {
-        let named: Named = "etcd=http://127.0.0.1:2379".parse().unwrap();
+        let named: Named = "etcd=http://127.0.0.1:2379,http://[::1]:1".parse().unwrap();
         assert_eq!(named.name, "etcd");
-        assert_eq!(named.endpoint.to_string(), "http://127.0.0.1:2379");
+        let endpoints: Vec<_> = named.endpoints.iter().map(ToString::to_string).collect();
+        assert_eq!(endpoints, ["http://127.0.0.1:2379", "http://[::1]:1"]);
         assert!("http://127.0.0.1:2379".parse::<Named>().is_err());
         assert!("a=nothing".parse::<Named>().is_err());
     }
