@@ -35,6 +35,7 @@ mod pings;
 mod queue;
 mod quota;
 mod range_stream;
+mod ranges;
 mod serve;
 mod stop;
 mod url;
