@@ -58,11 +58,14 @@ pub(super) fn explained(out: &mut dyn Write, explained: &Explained) -> io::Resul
     writeln!(out, "value     {}", value(explained))?;
     writeln!(
         out,
-        "range     {}, from {} to {}; {} keys, {}",
+        "range     {}, from {} to {}; {}, {}",
         range.id,
         range.first_key.as_deref().unwrap_or(FIRST),
         range.end_key.as_deref().unwrap_or(LAST),
-        number(range.keys),
+        match range.keys {
+            Some(1) => "1 key".to_owned(),
+            keys => format!("{} keys", number(keys)),
+        },
         size(range.used_bytes),
     )?;
     writeln!(out, "leader    {}, term {}", leader(range), range.term)?;

@@ -99,7 +99,8 @@ fn view(seats: &[Seat], told: &[Told], range: &Range) -> RangeView {
         .collect();
     let best = states.values().max_by_key(|here| (here.leads, here.term));
     let best = best.map_or_else(ReplicaState::default, |here| (*here).clone());
-    let replicas = range.replicas.iter().map(|replica| {
+    let mut replicas = Vec::new();
+    for replica in &range.replicas {
         let seat = seats.iter().find(|seat| seat.member.id == replica.member);
         let reached = seat.is_some_and(|seat| seat.reached.is_ok());
         let here = states.get(&replica.member);
@@ -111,15 +112,16 @@ fn view(seats: &[Seat], told: &[Told], range: &Range) -> RangeView {
             None if reached => State::Missing,
             None => State::NotReached,
         };
-        ReplicaView {
+        replicas.push(ReplicaView {
             member: name_of(seats, replica.member),
             state,
             applied_index: here.map(|here| here.applied_index),
             failure: here
                 .map(|here| here.failure.clone())
                 .filter(|failure| !failure.is_empty()),
-        }
-    });
+        });
+    }
+    replicas.sort_by(|one, other| one.member.cmp(&other.member));
     let key = |key: &[u8]| (!key.is_empty()).then(|| shown(key));
     RangeView {
         id: range.id,
@@ -132,7 +134,7 @@ fn view(seats: &[Seat], told: &[Told], range: &Range) -> RangeView {
         keys: best.keys,
         writes: best.writes,
         writes_per_second: best.writes_per_second,
-        replicas: replicas.collect(),
+        replicas,
         splits_at: range.splitting.as_ref().map(|split| shown(&split.key)),
     }
 }

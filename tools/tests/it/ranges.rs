@@ -88,7 +88,7 @@ fn a_cluster_is_seen_through_any_of_its_members() {
         "{why}"
     );
     assert!(
-        why.contains("\nrange     0, from (first) to m; 1 keys"),
+        why.contains("\nrange     0, from (first) to m; 1 key,"),
         "{why}"
     );
     assert!(
