@@ -8,7 +8,7 @@ use prost::Message;
 use prost_types::FileDescriptorSet;
 
 /// What these import is found by itself.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "etcdserverpb/auth.proto",
     "etcdserverpb/cluster.proto",
     "etcdserverpb/kv.proto",
@@ -16,6 +16,7 @@ const FILES: [&str; 9] = [
     "etcdserverpb/maintenance.proto",
     "etcdserverpb/watch.proto",
     "health.proto",
+    "pontoonpb.proto",
     "v3electionpb.proto",
     "v3lockpb.proto",
 ];

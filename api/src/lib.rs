@@ -1,8 +1,9 @@
 //! etcd's v3 API at level 3.7: messages, services and errors.
 //!
 //! Kept true: every package, service, message, field and number is what etcd
-//! has on the wire, and every error has etcd's text and code. This crate knows
-//! nothing of what a request does.
+//! has on the wire, and every error has etcd's text and code; what is our own
+//! is in a package of its own, `pontoonpb`. This crate knows nothing of what a
+//! request does.
 
 #![forbid(unsafe_code)]
 
@@ -36,4 +37,6 @@ packages! {
     v3lockpb = "v3lockpb";
     /// gRPC's health service.
     health = "grpc.health.v1";
+    /// Ranges, which etcd doesn't have.
+    pontoonpb = "pontoonpb";
 }

@@ -14,6 +14,7 @@ mod lease;
 mod ledger;
 mod lend;
 mod link;
+mod look;
 mod map;
 mod marks;
 mod member;
@@ -41,10 +42,12 @@ pub use link::{
     CallError, Handler, Inbox, Link, Network, PeerEvent, Plain, Reply, SimCounts, SimDelivery,
     SimNetwork, Stream, TcpConfig, TcpNetwork, Timing as LinkTiming, Unsent, Wrap,
 };
+pub use look::Look;
 pub use map::{Placed, RangeMap, profile};
 pub use member::{Alarm, Member, MemberReject};
 pub use node::{Config, Node, NodeFailure, ReplicaStatus};
 pub use position::{GroupId, LogIndex, NodeId, Term};
 pub use raft::Timing;
 pub use runtime::Scope;
+pub use split::Splitting;
 pub use watch::{Delivery, Watch, WatchStream};

@@ -127,10 +127,11 @@ impl RangeMap {
         groups.max().unwrap_or(0) + 1
     }
 
-    /// The group whose first key this is.
+    /// The group whose first key this is. (No key is below a zero byte.)
     pub(crate) fn group_that_begins_with(&self, key: &[u8]) -> Option<GroupId> {
         let range = &self.ranges[self.place(key)];
-        (range.start == key).then_some(range.group)
+        let is_first = range.start.is_empty() && key == b"\0";
+        (range.start == key || is_first).then_some(range.group)
     }
 
     /// Where a group is.
@@ -414,6 +415,19 @@ mod tests {
                 .ranges()
                 .filter(|(_, keys)| !key.is_empty() && keys.contains(key.as_bytes()));
             assert_eq!(holders.count(), usize::from(!key.is_empty()), "{key}");
+        }
+    }
+
+    /// Nothing could be split off below the very first key.
+    #[test]
+    fn a_group_begins_with_its_first_key() {
+        let map = map(&["f", "m"]);
+        for (key, group) in [("\0", Some(0)), ("f", Some(1)), ("m", Some(2))] {
+            let begins = map.group_that_begins_with(key.as_bytes());
+            assert_eq!(begins, group.map(GroupId), "{key:?}");
+        }
+        for key in ["\0\0", "e", "fa", "z"] {
+            assert_eq!(map.group_that_begins_with(key.as_bytes()), None, "{key:?}");
         }
     }
 

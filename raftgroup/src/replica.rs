@@ -76,6 +76,8 @@ pub(crate) struct Replica {
     pub(crate) compared: Mutex<Option<Compared>>,
     /// Writes that it has proposed as a leader.
     pub(crate) writes: AtomicU64,
+    /// The same in a second, when that was last measured.
+    pub(crate) writes_per_sec: AtomicU64,
     /// Something was asked since it was last looked whether the group is quiet.
     pub(crate) busy: AtomicBool,
 }
@@ -136,6 +138,7 @@ impl Replica {
             notes,
             compared: Mutex::default(),
             writes: AtomicU64::new(0),
+            writes_per_sec: AtomicU64::new(0),
             busy: AtomicBool::new(true),
         }
     }

@@ -34,11 +34,13 @@ use crate::route::Undone;
 
 /// A split that was noted in the root group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Splitting {
-    pub(crate) parent: GroupId,
-    pub(crate) child: GroupId,
+pub struct Splitting {
+    /// The group that becomes smaller.
+    pub parent: GroupId,
+    /// The group that gets the rest.
+    pub child: GroupId,
     /// The first key of the child.
-    pub(crate) key: Bytes,
+    pub key: Bytes,
 }
 
 wire!(struct Splitting { parent, child, key });
@@ -475,6 +477,7 @@ pub(crate) async fn watch_sizes(node: Arc<Inner>) {
             let writes = replica.writes.load(Ordering::Relaxed);
             let before = written.insert(replica.id, writes).unwrap_or(writes);
             let rate = (writes - before) / MEASURE_EVERY.as_secs();
+            replica.writes_per_sec.store(rate, Ordering::Relaxed);
             if let Some(key) = node.should_split(&replica, rate) {
                 tracing::info!("group {} is split at {key:?}", replica.id);
                 let deadline = Instant::now() + NOTED_WITHIN;

@@ -87,6 +87,10 @@ rpcs! {
     Leader: Unary, "v3electionpb.Election", "Leader";
     Observe: ServerStream, "v3electionpb.Election", "Observe";
     Resign: Unary, "v3electionpb.Election", "Resign";
+    RangesList: Unary, "pontoonpb.Ranges", "List";
+    RangesSplit: Unary, "pontoonpb.Ranges", "Split";
+    RangesTransfer: Unary, "pontoonpb.Ranges", "Transfer";
+    RangesWhy: Unary, "pontoonpb.Ranges", "Why";
 }
 
 /// gRPC's codes, 0 to 16, as its metrics name them.

@@ -21,6 +21,7 @@ use pontoon_api::etcdserverpb::lease_server::LeaseServer;
 use pontoon_api::etcdserverpb::maintenance_server::MaintenanceServer;
 use pontoon_api::etcdserverpb::watch_server::WatchServer;
 use pontoon_api::health::health_server::HealthServer;
+use pontoon_api::pontoonpb::ranges_server::RangesServer;
 use pontoon_api::v3electionpb::election_server::ElectionServer;
 use pontoon_api::v3lockpb::lock_server::LockServer;
 use pontoon_api::{message_too_large, unknown_method, unknown_service};
@@ -44,6 +45,7 @@ use crate::lock::LockService;
 use crate::maintenance::MaintenanceService;
 use crate::metrics::Counted;
 use crate::pings::Calm;
+use crate::ranges::RangesService;
 use crate::stop::Stop;
 use crate::url::Url;
 use crate::watch::WatchService;
@@ -69,6 +71,7 @@ struct Services {
     lock: LockServer<LockService>,
     election: ElectionServer<ElectionService>,
     health: HealthServer<HealthService>,
+    ranges: RangesServer<RangesService>,
 }
 
 /// What is behind a door.
@@ -117,6 +120,7 @@ impl Door {
                 lock: limited!(LockServer, LockService),
                 election: limited!(ElectionServer, ElectionService),
                 health: limited!(HealthServer, HealthService),
+                ranges: limited!(RangesServer, RangesService),
             }),
             behind: Behind::All,
             places: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
@@ -272,6 +276,7 @@ impl hyper::service::Service<Request<Incoming>> for Door {
             "v3lockpb.Lock" => to!(lock),
             "v3electionpb.Election" => to!(election),
             "grpc.health.v1.Health" => to!(health),
+            "pontoonpb.Ranges" => to!(ranges),
             unknown => {
                 let answer = unknown_service(unknown).into_http();
                 Box::pin(async move { Ok(answer) })

@@ -121,7 +121,10 @@ impl Host {
     /// In etcd's order: first whether a learner serves this at all.
     fn admit(&self, rpc: Rpc, metadata: &MetadataMap) -> Result<(), Error> {
         // (What a learner's Range may be, Range itself knows.)
-        let served = matches!(rpc, Rpc::Status | Rpc::Range | Rpc::Snapshot);
+        let served = matches!(
+            rpc,
+            Rpc::Status | Rpc::Range | Rpc::Snapshot | Rpc::RangesList | Rpc::RangesWhy
+        );
         if !served && self.learner.load(Relaxed) {
             return Err(Error::NotSupportedForLearner);
         }

@@ -37,6 +37,7 @@ mod pings;
 mod queue;
 mod quota;
 mod range_stream;
+mod ranges;
 mod serve;
 mod stop;
 mod url;

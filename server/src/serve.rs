@@ -166,7 +166,7 @@ impl Server {
              data      {dir}\n\
              clients   {endpoints}\n\
              io        {io}\n\
-             try       etcdctl --endpoints {first} put hello world",
+             try       pontoonctl --endpoints {first} put hello world",
             version = env!("CARGO_PKG_VERSION"),
             api = crate::version::API_VERSION,
             member = self.host.member_id.0,

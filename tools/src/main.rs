@@ -1,37 +1,85 @@
-//! `pontoonctl`: looks at what Pontoon left on a disk.
+//! `pontoonctl`: asks a cluster of Pontoon, runs one to try, and looks at what
+//! one left on a disk.
 //!
-//! Kept true: nothing is changed, and the exit code is the verdict. 0: what
-//! was looked at is clean; 1: it is damaged; 2: it could not be looked at.
+//! Kept true: what looks changes nothing, and the exit code is the verdict. 0:
+//! it was done, or what was looked at is clean; 1: it was refused or is not
+//! there, or is damaged; 2: it could not be asked or looked at.
 
 #![forbid(unsafe_code)]
 
+mod client;
+mod dev;
+mod kv;
+mod lease;
+mod member;
+mod members;
+mod metrics;
 mod output;
+mod ranges;
+mod status;
+mod top;
 mod tree;
 mod wal;
+mod watch;
 
+use std::future::Future;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::client::{AskError, Endpoints};
+use crate::dev::Dev;
+use crate::lease::LeaseCommand;
+use crate::member::MemberCommand;
 use crate::output::{Verdict, say};
+use crate::ranges::{RangesCommand, Why};
 use crate::tree::TreeCommand;
 use crate::wal::WalCommand;
 
-/// Looks at Pontoon's files. Changes nothing.
+/// Asks a cluster of Pontoon (or etcd), runs one to try, looks at its files.
 #[derive(Parser)]
 #[command(
     name = "pontoonctl",
     version,
-    after_help = "Exit codes: 0 clean, 1 damaged, 2 could not look (usage, I/O, in use).\n\
-                  Example: pontoonctl wal check /var/lib/pontoon/wal"
+    after_help = "Keys and values that can't be printed are shown escaped, as in \"a\\x00b\".\n\
+                  Exit codes: 0 done, or clean; 1 refused, not found, or damaged; 2 could not ask \
+                  or look.\n\
+                  Example: pontoonctl put hello world"
 )]
 struct Cli {
+    #[command(flatten)]
+    endpoints: Endpoints,
     #[command(subcommand)]
     area: Area,
 }
 
 #[derive(Subcommand)]
 enum Area {
+    /// Set a key
+    Put(kv::Put),
+    /// Show keys and their values
+    Get(kv::Get),
+    /// Delete keys
+    Del(kv::Del),
+    /// Show changes of keys as they come, until Ctrl-C
+    Watch(watch::Watch),
+    /// Leases, on which keys can hang
+    #[command(subcommand)]
+    Lease(LeaseCommand),
+    /// Members of the cluster
+    #[command(subcommand)]
+    Member(MemberCommand),
+    /// All members at a glance
+    Status(status::Status),
+    /// The ranges that keys are cut into
+    #[command(subcommand)]
+    Ranges(RangesCommand),
+    /// Say where a key is, and what would hold up a request for it now
+    Why(Why),
+    /// What members and ranges are doing, again every second
+    Top(top::Top),
+    /// Run a cluster on this machine until Ctrl-C, and clean up
+    Dev(Dev),
     /// The log of a node
     #[command(subcommand)]
     Wal(WalCommand),
@@ -41,10 +89,44 @@ enum Area {
 }
 
 fn main() -> ExitCode {
-    let verdict = match Cli::parse().area {
-        Area::Wal(command) => wal::run(&command).map_err(|error| error.to_string()),
-        Area::Tree(command) => tree::run(&command).map_err(|error| error.to_string()),
+    let Cli { endpoints, area } = Cli::parse();
+    let at = &endpoints;
+    match area {
+        Area::Put(put) => asked(kv::put(at, put)),
+        Area::Get(get) => asked(kv::get(at, get)),
+        Area::Del(del) => asked(kv::del(at, del)),
+        Area::Watch(watch) => asked(watch::run(at, watch)),
+        Area::Lease(command) => asked(lease::run(at, command)),
+        Area::Member(command) => asked(member::run(at, command)),
+        Area::Status(status) => asked(status::run(at, status)),
+        Area::Ranges(command) => asked(ranges::run(at, command)),
+        Area::Why(why) => asked(ranges::why(at, why)),
+        Area::Top(top) => asked(top::run(at, top)),
+        Area::Dev(dev) => asked(dev::run(dev)),
+        Area::Wal(command) => looked(wal::run(&command).map_err(|error| error.to_string())),
+        Area::Tree(command) => looked(tree::run(&command).map_err(|error| error.to_string())),
+    }
+}
+
+/// Asks, and says what is wrong if something is.
+fn asked(question: impl Future<Output = Result<(), AskError>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(question),
+        Err(error) => Err(AskError::Wrong(format!("no runtime: {error}"))),
     };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("pontoonctl: {error}"));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn looked(verdict: Result<Verdict, String>) -> ExitCode {
     match verdict {
         Ok(Verdict::Clean) => ExitCode::SUCCESS,
         Ok(Verdict::Damaged) => ExitCode::from(1),

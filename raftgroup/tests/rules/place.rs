@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use pontoon_raftgroup::{GroupId, NodeId};
+use pontoon_raftgroup::{Failure, GroupId, MemberReject, NodeId};
 
 use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate, until, use_all};
 use crate::split::split;
@@ -88,6 +88,31 @@ fn with_three_replicas_requests_work_from_every_member() {
             let lease = node.lease_grant(0, 60, LONG).await.expect("granted");
             node.lease_revoke(lease.id, LONG).await.expect("revoked");
         }
+    });
+}
+
+/// Whoever is asked, and one who has nothing of the group too.
+#[test]
+fn a_group_goes_to_whom_it_is_told() {
+    simulate(async {
+        let cluster = seven().await;
+        let group = GroupId(1);
+        let map = cluster.node(1).map().expect("it is known");
+        let placed = map.placed(group).expect("it is placed").clone();
+        let outsider = (1..=7).find(|id| !placed.members.contains(&NodeId(*id)));
+        let outsider = outsider.expect("there are seven");
+        for to in &placed.voters {
+            let moved = cluster.node(outsider).move_leader(group, *to, LONG).await;
+            assert_eq!(moved, Ok(()));
+            let look = cluster.node(to.0).look(group).expect("it is there");
+            assert_eq!(look.keys, Some(0));
+            use_all(&cluster.node(outsider), &["d"]).await;
+            cluster.node(outsider).delete("d").await;
+        }
+        assert_eq!(cluster.node(outsider).look(group), None);
+        let to = NodeId(outsider);
+        let refused = cluster.node(1).move_leader(group, to, LONG).await;
+        assert_eq!(refused, Err(Failure::Member(MemberReject::NotFound)));
     });
 }
 

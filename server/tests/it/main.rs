@@ -13,6 +13,7 @@ mod lease;
 mod maintenance;
 mod metrics;
 mod process;
+mod ranges;
 mod recipes;
 mod running;
 mod start;

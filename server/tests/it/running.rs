@@ -11,6 +11,7 @@ use pontoon_api::etcdserverpb::lease_client::LeaseClient;
 use pontoon_api::etcdserverpb::maintenance_client::MaintenanceClient;
 use pontoon_api::etcdserverpb::watch_client::WatchClient;
 use pontoon_api::etcdserverpb::{PutRequest, RangeRequest, RangeResponse};
+use pontoon_api::pontoonpb::ranges_client::RangesClient;
 use pontoon_api::v3electionpb::election_client::ElectionClient;
 use pontoon_api::v3lockpb::lock_client::LockClient;
 use pontoon_server::{Config, Server};
@@ -48,6 +49,10 @@ impl Running {
 
     pub(crate) fn maintenance(&self) -> MaintenanceClient<Channel> {
         MaintenanceClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn ranges(&self) -> RangesClient<Channel> {
+        RangesClient::new(self.channel.clone())
     }
 
     pub(crate) fn lock(&self) -> LockClient<Channel> {

@@ -1,8 +1,12 @@
-//! Runs the binary on real files, whole and broken.
+//! Runs the binary against real servers, and on real files, whole and broken.
 //!
-//! Kept true by every run here: the files are the same afterwards, byte by byte.
+//! Kept true by every run on files: they are the same afterwards, byte by byte.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod asking;
+mod dev;
+mod ranges;
+mod serving;
 mod tree;
 mod wal;
 

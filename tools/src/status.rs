@@ -1,0 +1,177 @@
+//! `pontoonctl status`: all members at a glance.
+//!
+//! Kept true: a member that is not reached is in the table too, and is the
+//! reason to end with 2.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use futures_util::future::join_all;
+use pontoon_api::pontoonpb::ListRequest;
+use serde::Serialize;
+
+use crate::client::{AskError, Endpoints, Peer, answer};
+use crate::members::{Seat, seats};
+use crate::metrics::Page;
+use crate::output::{Side, columns, print, size};
+
+#[derive(Args)]
+pub(crate) struct Status {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    id: String,
+    name: String,
+    /// Absent if it is not reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    told: Option<Told>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_reached: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Told {
+    endpoint: String,
+    /// Of Pontoon, if it says so.
+    version: Option<String>,
+    etcd_version: String,
+    leads_root: bool,
+    learner: bool,
+    file_bytes: i64,
+    used_bytes: i64,
+    revision: i64,
+    ranges_led: Option<usize>,
+    ranges: Option<usize>,
+    io: Option<String>,
+    /// Alarms, and that there is no leader.
+    errors: Vec<String>,
+}
+
+pub(crate) async fn run(endpoints: &Endpoints, status: Status) -> Result<(), AskError> {
+    let seats = seats(endpoints).await?;
+    let rows = join_all(seats.iter().map(row)).await;
+    print(status.json, &rows[..], table)?;
+    let away = rows.iter().filter_map(|row| {
+        let reason = row.not_reached.as_ref()?;
+        Some(format!("{} ({reason})", row.name))
+    });
+    let away: Vec<_> = away.collect();
+    match away.is_empty() {
+        true => Ok(()),
+        false => Err(AskError::Wrong(format!("not reached: {}", away.join(", ")))),
+    }
+}
+
+async fn row(seat: &Seat) -> Row {
+    let (told, not_reached) = match &seat.reached {
+        Ok(peer) => (Some(told(peer).await), None),
+        Err(reason) => (None, Some(reason.clone())),
+    };
+    Row {
+        id: format!("{:x}", seat.member.id),
+        name: seat.name(),
+        told,
+        not_reached,
+    }
+}
+
+async fn told(peer: &Peer) -> Told {
+    let status = &peer.status;
+    let mut client = peer.ranges();
+    let ranges = answer(client.list(ListRequest {}));
+    let (ranges, page) = tokio::join!(ranges, Page::of(&peer.at));
+    // (A real etcd has no ranges to tell of.)
+    let ranges = ranges.ok().map(|list| list.ranges);
+    let led = ranges.as_ref().map(|ranges| {
+        let leads = ranges.iter().filter_map(|range| range.here.as_ref());
+        leads.filter(|here| here.leads).count()
+    });
+    let label = |name, label| {
+        let page = page.as_ref()?;
+        page.label(name, label).map(str::to_owned)
+    };
+    Told {
+        endpoint: peer.at.clone(),
+        version: label("pontoon_build_info", "version"),
+        etcd_version: status.version.clone(),
+        leads_root: status.leader == peer.id,
+        learner: status.is_learner,
+        file_bytes: status.db_size,
+        used_bytes: status.db_size_in_use,
+        revision: status.header.as_ref().map_or(0, |header| header.revision),
+        ranges_led: led,
+        ranges: ranges.map(|ranges| ranges.len()),
+        io: label("pontoon_io_backend_info", "backend"),
+        errors: status.errors.clone(),
+    }
+}
+
+fn table(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
+    let names = [
+        ("name", Side::Left),
+        ("member", Side::Left),
+        ("endpoint", Side::Left),
+        ("version", Side::Left),
+        ("role", Side::Left),
+        ("leads", Side::Right),
+        ("size", Side::Right),
+        ("in use", Side::Right),
+        ("revision", Side::Right),
+        ("alarms", Side::Left),
+    ];
+    let cells = rows.iter().map(|row| {
+        let Some(told) = &row.told else {
+            let mut cells = [const { String::new() }; 10];
+            cells[0].clone_from(&row.name);
+            cells[1].clone_from(&row.id);
+            cells[2] = "not reached".to_owned();
+            return cells;
+        };
+        let version = told.version.as_ref();
+        let version = version.map_or_else(
+            || format!("etcd {}", told.etcd_version),
+            |version| format!("{version} (etcd {})", told.etcd_version),
+        );
+        let role = match (told.leads_root, told.learner) {
+            (true, _) => "leader",
+            (false, true) => "learner",
+            (false, false) => "follower",
+        };
+        let leads = match (told.ranges_led, told.ranges) {
+            (Some(led), Some(ranges)) => format!("{led} of {ranges}"),
+            _ => "-".to_owned(),
+        };
+        let bytes = |bytes: i64| size(u64::try_from(bytes).unwrap_or(0));
+        [
+            row.name.clone(),
+            row.id.clone(),
+            told.endpoint.clone(),
+            version,
+            role.to_owned(),
+            leads,
+            bytes(told.file_bytes),
+            bytes(told.used_bytes),
+            told.revision.to_string(),
+            match told.errors.is_empty() {
+                true => "none".to_owned(),
+                false => told.errors.join("; "),
+            },
+        ]
+    });
+    columns(out, names, cells)?;
+    // It is the same everywhere, as a rule, and long.
+    let mut io: Vec<_> = rows
+        .iter()
+        .filter_map(|row| Some((row.told.as_ref()?.io.clone()?, row.name.clone())))
+        .collect();
+    io.sort();
+    for group in io.chunk_by(|(one, _), (other, _)| one == other) {
+        let names: Vec<_> = group.iter().map(|(_, name)| name.as_str()).collect();
+        writeln!(out, "io of {}: {}", names.join(", "), group[0].0)?;
+    }
+    Ok(())
+}
