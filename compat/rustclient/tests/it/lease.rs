@@ -1,19 +1,22 @@
 //! Leases, and the services of locks and elections.
 
 use etcd_client::{
-    Error, EventType, LeaseGrantOptions, LeaseTimeToLiveOptions, LockOptions, ProclaimOptions, PutOptions, ResignOptions,
-    WatchFilterType, WatchOptions,
+    Error, EventType, LeaseGrantOptions, LeaseTimeToLiveOptions, LockOptions, ProclaimOptions,
+    PutOptions, ResignOptions, WatchFilterType, WatchOptions,
 };
 use tonic::Code;
 
-use crate::suite::{both, eventually, events, next, refused, soon, value};
+use crate::suite::{both, events, eventually, next, refused, soon, value};
 
 #[test]
 fn a_lease_takes_its_keys_along() {
     both(async |mut client| {
         let lease = client.lease_grant(100, None).await.unwrap().id();
         for key in ["b-leased", "r-leased"] {
-            client.put(key, "", Some(PutOptions::new().with_lease(lease))).await.unwrap();
+            client
+                .put(key, "", Some(PutOptions::new().with_lease(lease)))
+                .await
+                .unwrap();
         }
         let left = eventually("it has its keys", async || {
             let with_keys = Some(LeaseTimeToLiveOptions::new().with_keys());
@@ -38,8 +41,14 @@ fn a_lease_ends() {
         let deletes = WatchOptions::new().with_filters([WatchFilterType::NoPut]);
         let mut watch = client.watch("lease/ends", Some(deletes)).await.unwrap();
         assert!(next(&mut watch).await.created());
-        client.put("lease/ends", "", Some(PutOptions::new().with_lease(lease))).await.unwrap();
-        assert_eq!(events(&mut watch, 1).await[0].event_type(), EventType::Delete);
+        client
+            .put("lease/ends", "", Some(PutOptions::new().with_lease(lease)))
+            .await
+            .unwrap();
+        assert_eq!(
+            events(&mut watch, 1).await[0].event_type(),
+            EventType::Delete
+        );
     });
 }
 
@@ -49,7 +58,11 @@ fn a_lease_has_the_id_that_is_asked_for() {
         let options = || Some(LeaseGrantOptions::new().with_id(4711));
         assert_eq!(client.lease_grant(100, options()).await.unwrap().id(), 4711);
         let again = client.lease_grant(100, options()).await;
-        refused(Code::FailedPrecondition, "etcdserver: lease already exists", again);
+        refused(
+            Code::FailedPrecondition,
+            "etcdserver: lease already exists",
+            again,
+        );
         client.lease_revoke(4711).await.unwrap();
         let long = client.lease_grant(9_000_000_001, None).await;
         refused(Code::OutOfRange, "etcdserver: too large lease TTL", long);
@@ -68,10 +81,16 @@ fn a_lease_is_kept_alive() {
         client.lease_revoke(lease).await.unwrap();
         eventually("its end is told", async || {
             keeper.keep_alive().await?;
-            Ok((soon(answers.message()).await?.is_some_and(|answer| answer.ttl() == 0)).then_some(()))
+            Ok((soon(answers.message())
+                .await?
+                .is_some_and(|answer| answer.ttl() == 0))
+            .then_some(()))
         })
         .await;
-        assert!(matches!(client.lease_keep_alive(98765).await, Err(Error::LeaseKeepAliveError(_))));
+        assert!(matches!(
+            client.lease_keep_alive(98765).await,
+            Err(Error::LeaseKeepAliveError(_))
+        ));
     });
 }
 
@@ -80,7 +99,12 @@ fn leases_are_listed() {
     both(async |mut client| {
         let lease = client.lease_grant(100, None).await.unwrap().id();
         eventually("it is listed", async || {
-            let found = client.leases().await?.leases().iter().any(|found| found.id() == lease);
+            let found = client
+                .leases()
+                .await?
+                .leases()
+                .iter()
+                .any(|found| found.id() == lease);
             Ok(found.then_some(()))
         })
         .await;
@@ -94,7 +118,10 @@ fn a_lease_goes_from_key_to_key() {
         let first = client.lease_grant(100, None).await.unwrap().id();
         let second = client.lease_grant(100, None).await.unwrap().id();
         for lease in [first, second] {
-            client.put("lease/moves", "", Some(PutOptions::new().with_lease(lease))).await.unwrap();
+            client
+                .put("lease/moves", "", Some(PutOptions::new().with_lease(lease)))
+                .await
+                .unwrap();
         }
         client.lease_revoke(first).await.unwrap();
         let answer = client.get("lease/moves", None).await.unwrap();
@@ -111,12 +138,18 @@ fn a_lock_is_held_by_one() {
         let other = client.lease_grant(100, None).await.unwrap().id();
         let with = |lease| Some(LockOptions::new().with_lease(lease));
         let first = client.lock("mutex", with(lease)).await.unwrap();
-        assert!(value(&mut client, str::from_utf8(first.key()).unwrap()).await.is_some());
+        assert!(
+            value(&mut client, str::from_utf8(first.key()).unwrap())
+                .await
+                .is_some()
+        );
         let mut waiting = client.clone();
         let second = tokio::spawn(async move { waiting.lock("mutex", with(other)).await });
         // The second has written its key when it waits, and holds nothing yet.
         eventually("it waits", async || {
-            let found = client.get("mutex/", Some(etcd_client::GetOptions::new().with_prefix())).await?;
+            let found = client
+                .get("mutex/", Some(etcd_client::GetOptions::new().with_prefix()))
+                .await?;
             Ok((found.count() == 2).then_some(()))
         })
         .await;
@@ -137,7 +170,11 @@ fn a_lock_ends_with_its_lease() {
         let with = |lease| Some(LockOptions::new().with_lease(lease));
         client.lock("mutex/ends", with(lease)).await.unwrap();
         client.lease_revoke(lease).await.unwrap();
-        let key = soon(client.lock("mutex/ends", with(other))).await.unwrap().key().to_vec();
+        let key = soon(client.lock("mutex/ends", with(other)))
+            .await
+            .unwrap()
+            .key()
+            .to_vec();
         client.unlock(key).await.unwrap();
         let none = client.lock("mutex/ends", with(lease)).await;
         // (The service of locks loses the code.)
@@ -150,22 +187,42 @@ fn an_election() {
     both(async |mut client| {
         let lease = client.lease_grant(100, None).await.unwrap().id();
         let other = client.lease_grant(100, None).await.unwrap().id();
-        refused(Code::Unknown, "election: no leader", client.leader("election").await);
-        let a = client.campaign("election", "a", lease).await.unwrap().take_leader().unwrap();
+        refused(
+            Code::Unknown,
+            "election: no leader",
+            client.leader("election").await,
+        );
+        let a = client
+            .campaign("election", "a", lease)
+            .await
+            .unwrap()
+            .take_leader()
+            .unwrap();
         let mut seen = soon(client.observe("election")).await.unwrap();
         let observed = soon(seen.message()).await.unwrap().unwrap();
         assert_eq!(observed.kv().unwrap().value(), b"a");
         let mut waiting = client.clone();
         let b = tokio::spawn(async move { waiting.campaign("election", "b", other).await });
-        client.proclaim("a2", Some(ProclaimOptions::new().with_leader(a.clone()))).await.unwrap();
+        client
+            .proclaim("a2", Some(ProclaimOptions::new().with_leader(a.clone())))
+            .await
+            .unwrap();
         let observed = soon(seen.message()).await.unwrap().unwrap();
         assert_eq!(observed.kv().unwrap().value(), b"a2");
-        client.resign(Some(ResignOptions::new().with_leader(a.clone()))).await.unwrap();
+        client
+            .resign(Some(ResignOptions::new().with_leader(a.clone())))
+            .await
+            .unwrap();
         let b = soon(b).await.unwrap().unwrap().take_leader().unwrap();
         let leader = client.leader("election").await.unwrap();
         assert_eq!(leader.kv().unwrap().value(), b"b");
-        let late = client.proclaim("a3", Some(ProclaimOptions::new().with_leader(a))).await;
+        let late = client
+            .proclaim("a3", Some(ProclaimOptions::new().with_leader(a)))
+            .await;
         refused(Code::Unknown, "election: not leader", late);
-        client.resign(Some(ResignOptions::new().with_leader(b))).await.unwrap();
+        client
+            .resign(Some(ResignOptions::new().with_leader(b)))
+            .await
+            .unwrap();
     });
 }

@@ -42,7 +42,11 @@ impl Clusters {
             rest.split(' ').map(str::to_owned).collect()
         };
         let (one, three) = (places("one"), places("three"));
-        Self { one, three, process: Mutex::new((process, lines)) }
+        Self {
+            one,
+            three,
+            process: Mutex::new((process, lines)),
+        }
     }
 
     /// Kills or starts a member of the three.
@@ -63,7 +67,9 @@ fn line(lines: &mut BufReader<ChildStdout>) -> String {
 
 pub async fn connect(places: &[String]) -> Client {
     let options = ConnectOptions::new().with_connect_timeout(Duration::from_secs(2));
-    Client::connect(places, Some(options)).await.expect("an address is an address")
+    Client::connect(places, Some(options))
+        .await
+        .expect("an address is an address")
 }
 
 /// Runs a case with a client of the one member and with one of the three.
@@ -82,7 +88,9 @@ pub fn of_three(case: impl AsyncFn(Client)) {
 
 pub fn run(case: impl Future<Output = ()>) {
     let runtime = Runtime::new().expect("a runtime");
-    runtime.block_on(async { timeout(6 * PATIENCE, case).await }).expect("the case ends");
+    runtime
+        .block_on(async { timeout(6 * PATIENCE, case).await })
+        .expect("the case ends");
 }
 
 /// What comes must come in time.
@@ -91,7 +99,10 @@ pub async fn soon<T>(what: impl Future<Output = T>) -> T {
 }
 
 /// Waits until something is so, whatever goes wrong meanwhile.
-pub async fn eventually<T>(what: &str, mut done: impl AsyncFnMut() -> Result<Option<T>, Error>) -> T {
+pub async fn eventually<T>(
+    what: &str,
+    mut done: impl AsyncFnMut() -> Result<Option<T>, Error>,
+) -> T {
     let deadline = Instant::now() + PATIENCE;
     let mut last = None;
     while Instant::now() < deadline {
@@ -110,7 +121,9 @@ pub async fn eventually<T>(what: &str, mut done: impl AsyncFnMut() -> Result<Opt
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(code: Code, text: &str, answer: Result<T, Error>) {
     match answer {
-        Err(Error::GRpcStatus(status)) => assert_eq!((status.code(), status.message()), (code, text)),
+        Err(Error::GRpcStatus(status)) => {
+            assert_eq!((status.code(), status.message()), (code, text))
+        }
         other => panic!("{other:?} instead of {text}"),
     }
 }
@@ -128,12 +141,18 @@ pub async fn put(client: &mut Client, keys: &[&str]) -> i64 {
 /// The value of a key, if it is there.
 pub async fn value(client: &mut Client, key: &str) -> Option<String> {
     let answer = client.get(key, None).await.expect("it is read");
-    answer.kvs().first().map(|kv| kv.value_str().expect("text").to_owned())
+    answer
+        .kvs()
+        .first()
+        .map(|kv| kv.value_str().expect("text").to_owned())
 }
 
 /// The next response of a watch.
 pub async fn next(watch: &mut WatchStream) -> WatchResponse {
-    soon(watch.message()).await.expect("the stream is well").expect("the stream goes on")
+    soon(watch.message())
+        .await
+        .expect("the stream is well")
+        .expect("the stream goes on")
 }
 
 /// Events, of as many responses as it takes.
@@ -146,5 +165,8 @@ pub async fn events(watch: &mut WatchStream, count: usize) -> Vec<Event> {
 }
 
 pub fn keys_of(events: &[Event]) -> Vec<&str> {
-    events.iter().map(|event| event.kv().expect("a key").key_str().expect("text")).collect()
+    events
+        .iter()
+        .map(|event| event.kv().expect("a key").key_str().expect("text"))
+        .collect()
 }

@@ -2,7 +2,7 @@
 
 use etcd_client::{EventType, Txn, TxnOp, WatchFilterType, WatchOptions};
 
-use crate::suite::{both, eventually, events, keys_of, next, put};
+use crate::suite::{both, events, eventually, keys_of, next, put};
 
 #[test]
 fn from_now() {
@@ -21,10 +21,15 @@ fn from_the_past_over_groups() {
     both(async |mut client| {
         let begin = put(&mut client, &["b-past"]).await;
         put(&mut client, &["k-past", "t-past"]).await;
-        let options = WatchOptions::new().with_range("u").with_start_revision(begin);
+        let options = WatchOptions::new()
+            .with_range("u")
+            .with_start_revision(begin);
         let mut watch = client.watch("b-past", Some(options)).await.unwrap();
         assert!(next(&mut watch).await.created());
-        assert_eq!(keys_of(&events(&mut watch, 3).await), ["b-past", "k-past", "t-past"]);
+        assert_eq!(
+            keys_of(&events(&mut watch, 3).await),
+            ["b-past", "k-past", "t-past"]
+        );
     });
 }
 
@@ -36,7 +41,10 @@ fn from_the_future() {
         let mut watch = client.watch("watch/future", Some(options)).await.unwrap();
         next(&mut watch).await;
         let last = put(&mut client, &["watch/future", "watch/future"]).await;
-        assert_eq!(events(&mut watch, 1).await[0].kv().unwrap().mod_revision(), last);
+        assert_eq!(
+            events(&mut watch, 1).await[0].kv().unwrap().mod_revision(),
+            last
+        );
     });
 }
 
@@ -59,16 +67,28 @@ fn a_prefix_and_what_was_before() {
 fn filters() {
     both(async |mut client| {
         let only = |filter| Some(WatchOptions::new().with_filters([filter]));
-        let mut puts = client.watch("watch/filter", only(WatchFilterType::NoDelete)).await.unwrap();
+        let mut puts = client
+            .watch("watch/filter", only(WatchFilterType::NoDelete))
+            .await
+            .unwrap();
         next(&mut puts).await;
-        let mut deletes = client.watch("watch/filter", only(WatchFilterType::NoPut)).await.unwrap();
+        let mut deletes = client
+            .watch("watch/filter", only(WatchFilterType::NoPut))
+            .await
+            .unwrap();
         next(&mut deletes).await;
         put(&mut client, &["watch/filter"]).await;
         client.delete("watch/filter", None).await.unwrap();
         put(&mut client, &["watch/filter"]).await;
         let puts = events(&mut puts, 2).await;
-        assert!(puts.iter().all(|event| event.event_type() == EventType::Put));
-        assert_eq!(events(&mut deletes, 1).await[0].event_type(), EventType::Delete);
+        assert!(
+            puts.iter()
+                .all(|event| event.event_type() == EventType::Put)
+        );
+        assert_eq!(
+            events(&mut deletes, 1).await[0].event_type(),
+            EventType::Delete
+        );
     });
 }
 
@@ -117,11 +137,20 @@ fn ids_are_given_or_chosen() {
         watch.watch("x", seven()).await.unwrap();
         let again = next(&mut watch).await;
         assert!(again.canceled());
-        assert_eq!(again.cancel_reason(), "mvcc: duplicate watch ID provided on the WatchStream");
+        assert_eq!(
+            again.cancel_reason(),
+            "mvcc: duplicate watch ID provided on the WatchStream"
+        );
         watch.watch("x", None).await.unwrap();
         assert_ne!(next(&mut watch).await.watch_id(), 7);
-        watch.watch("x", Some(WatchOptions::new().with_range("a"))).await.unwrap();
-        assert_eq!(next(&mut watch).await.cancel_reason(), "mvcc: watcher range is empty");
+        watch
+            .watch("x", Some(WatchOptions::new().with_range("a")))
+            .await
+            .unwrap();
+        assert_eq!(
+            next(&mut watch).await.cancel_reason(),
+            "mvcc: watcher range is empty"
+        );
     });
 }
 
@@ -144,7 +173,10 @@ fn progress_on_request() {
 #[test]
 fn a_transaction_is_one_response() {
     both(async |mut client| {
-        let mut watch = client.watch("a", Some(WatchOptions::new().with_range("zz"))).await.unwrap();
+        let mut watch = client
+            .watch("a", Some(WatchOptions::new().with_range("zz")))
+            .await
+            .unwrap();
         next(&mut watch).await;
         let keys = ["b-one", "n-one", "y-one"];
         let txn = Txn::new().and_then(keys.map(|key| TxnOp::put(key, "1", None)));
@@ -166,7 +198,10 @@ fn many_on_one_stream() {
         for (n, id) in ids.into_iter().enumerate() {
             put(&mut client, &[&key(n)]).await;
             let response = next(&mut watch).await;
-            assert_eq!((response.watch_id(), keys_of(response.events())), (id, vec![key(n).as_str()]));
+            assert_eq!(
+                (response.watch_id(), keys_of(response.events())),
+                (id, vec![key(n).as_str()])
+            );
         }
     });
 }
@@ -179,11 +214,17 @@ fn large_revisions_come_in_pieces() {
         for key in keys {
             client.put(key, "x".repeat(1_000_000), None).await.unwrap();
         }
-        let options = WatchOptions::new().with_range("z").with_start_revision(begin + 1).with_fragment();
+        let options = WatchOptions::new()
+            .with_range("z")
+            .with_start_revision(begin + 1)
+            .with_fragment();
         let mut watch = client.watch("e-large", Some(options)).await.unwrap();
         next(&mut watch).await;
         let all = events(&mut watch, keys.len()).await;
         assert_eq!(keys_of(&all), keys);
-        assert!(all.iter().all(|event| event.kv().unwrap().value().len() == 1_000_000));
+        assert!(
+            all.iter()
+                .all(|event| event.kv().unwrap().value().len() == 1_000_000)
+        );
     });
 }
