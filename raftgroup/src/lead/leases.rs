@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use super::{Event, Flight, Freight, Lead, Source};
 use crate::lease::{
-    Deadlines, LeaseAnswered, LeaseKnown, LeaseName, LeaseRecord, LeaseWork, gone_step,
+    Deadlines, LeaseAnswered, LeaseKnown, LeaseName, LeaseRecord, LeaseWork, TTL_SECS_MAX,
+    gone_step,
 };
 use crate::map::Touches;
 use crate::message::{Answered, Declined, Done, Work};
@@ -197,6 +198,9 @@ impl Lead<'_> {
         while id == 0 {
             let any = (self.node.scope.random() >> 1).cast_signed();
             id = if self.lease(any).is_none() { any } else { 0 };
+        }
+        if ttl_secs > TTL_SECS_MAX {
+            return self.refuse(Reject::LeaseTtlTooLarge, job);
         }
         if self.lease(id).is_some() {
             return self.refuse(Reject::LeaseExists, job);
