@@ -37,6 +37,7 @@ var shapes = []shape{
 // run sends the same requests to etcd and to one shape of Pontoon.
 type run struct {
 	generator
+	name          string
 	etcd, pontoon *clusters.Cluster
 	splits        []string
 	// Whether to go on after a difference between errors.
@@ -70,7 +71,7 @@ func newRun(s shape, seed uint64, binaries binaries, dir string, coverage *cover
 		etcd.Stop()
 		return nil, err
 	}
-	r := &run{etcd: etcd, pontoon: pontoon, splits: s.splits, goOn: binaries.goOn, coverage: coverage}
+	r := &run{name: s.name, etcd: etcd, pontoon: pontoon, splits: s.splits, goOn: binaries.goOn, coverage: coverage}
 	r.generator = generator{
 		Rand:        rand.New(rand.NewPCG(seed, 0)),
 		revision:    1,
@@ -113,8 +114,8 @@ func (r *run) random(count int) error {
 		}
 		if time.Since(last) > 20*time.Second {
 			last = time.Now()
-			fmt.Printf("  %d requests, revision %d, %.0f requests/s\n",
-				n, r.revision, float64(n)/time.Since(started).Seconds())
+			fmt.Printf("%s: %d requests, revision %d, %.0f requests/s\n",
+				r.name, n, r.revision, float64(n)/time.Since(started).Seconds())
 		}
 	}
 	if err := r.compareStreams(); err != nil {
