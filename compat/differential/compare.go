@@ -24,8 +24,6 @@ var excluded = []struct{ what, reason string }{
 		"etcd's sort is not stable"},
 	{"serializable reads where there are several groups: made when the member has caught up",
 		"they are of the newest revision that all their groups have passed"},
-	{"which error is told of a transaction in several groups, where the state of more than one refuses it",
-		"each group looks for itself; etcd tells the first in the order of the steps"},
 	{fmt.Sprintf("a revision that is left out with 3 nodes: up to %d times, then both begin anew", gapsMax),
 		"what was granted to a leader that loses it is used by nobody"},
 	{"LeaseGrantResponse.ID where none was given: only whether it is above 0", "the server picks one"},

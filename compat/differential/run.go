@@ -205,9 +205,6 @@ func (r *run) call(c call) error {
 	etcd, pontoon := sendBoth(r.etcd.Members[0].Conn, r.pontoon.Members[member].Conn, c)
 	what := describeCall(c)
 	wrong := difference(c, etcd, pontoon)
-	if wrong != "" && r.mayDiffer(c, etcd, pontoon) {
-		wrong = ""
-	}
 	if wrong != "" {
 		different := fmt.Errorf("%s, at member %d\n%s", what, member, wrong)
 		if r.isGap(etcd, pontoon) {
@@ -267,18 +264,6 @@ func (r *run) isOverGroups(c call) bool {
 		groupsOf(r.splits, txn, groups)
 	}
 	return len(groups) > 1
-}
-
-// mayDiffer tells whether two errors are both right: each group of a
-// transaction finds its own.
-func (r *run) mayDiffer(c call, etcd, pontoon answer) bool {
-	found := []string{
-		"OutOfRange: etcdserver: mvcc: required revision has been compacted",
-		"OutOfRange: etcdserver: mvcc: required revision is a future revision",
-		"NotFound: etcdserver: requested lease not found",
-		"InvalidArgument: etcdserver: key not found",
-	}
-	return r.isOverGroups(c) && slices.Contains(found, etcd.failure()) && slices.Contains(found, pontoon.failure())
 }
 
 // follow takes from an answer what the next requests depend on.
