@@ -63,7 +63,7 @@ func Start(name, binary, dir string, count int, flags ...string) (*Cluster, erro
 		}
 	}
 	for _, m := range c.Members {
-		if err := c.awaitMember(m); err != nil {
+		if err := c.AwaitMember(m); err != nil {
 			c.Stop()
 			return nil, err
 		}
@@ -134,7 +134,8 @@ func (c *Cluster) StartMember(m *Member, state string) error {
 	return err
 }
 
-func (c *Cluster) awaitMember(m *Member) error {
+// AwaitMember waits until a member answers.
+func (c *Cluster) AwaitMember(m *Member) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

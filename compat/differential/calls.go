@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,7 +18,11 @@ import (
 )
 
 // A request that takes longer has failed, on either side.
-const callTimeout = 15 * time.Second
+const callTimeout = 30 * time.Second
+
+// slowest is how long a request has taken at most: so far apart may be what both
+// sides did at the same time.
+var slowest atomic.Int64
 
 // call is one request as it is sent to both sides.
 type call struct {
@@ -71,6 +76,12 @@ const (
 
 // send makes a call at one member and returns all that it answers.
 func send(conn *grpc.ClientConn, c call) answer {
+	defer func(began time.Time) {
+		took := int64(time.Since(began))
+		for known := slowest.Load(); took > known && !slowest.CompareAndSwap(known, took); {
+			known = slowest.Load()
+		}
+	}(time.Now())
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	if len(c.metadata) > 0 {

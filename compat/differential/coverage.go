@@ -99,6 +99,23 @@ func newCoverage() *coverage {
 	return &coverage{fields: map[string]int{}, failures: map[string]int{}, reasons: map[string]int{}}
 }
 
+// add counts what another has counted.
+func (c *coverage) add(other *coverage) {
+	c.requests += other.requests
+	for _, maps := range [][2]map[string]int{
+		{c.fields, other.fields}, {c.failures, other.failures}, {c.reasons, other.reasons},
+	} {
+		for name, n := range maps[1] {
+			maps[0][name] += n
+		}
+	}
+	c.txns += other.txns
+	c.txnsOverGroups += other.txnsOverGroups
+	c.watches += other.watches
+	c.watchesOverGroups += other.watchesOverGroups
+	c.events += other.events
+}
+
 func (c *coverage) sent(request proto.Message) {
 	c.requests++
 	c.count(request.ProtoReflect())

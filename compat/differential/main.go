@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -51,13 +53,8 @@ func compareAll(seed uint64, count int, only string, binaries binaries, errorsPa
 		fmt.Printf("  %s\n    because: %s\n", e.what, e.reason)
 	}
 	coverage := newCoverage()
-	for i, shape := range shapes {
-		if !strings.Contains(shape.name, only) {
-			continue
-		}
-		if err := compareShape(shape, seed+uint64(i), count, binaries, dir, coverage); err != nil {
-			return fmt.Errorf("%s: %w", shape.name, err)
-		}
+	if err := compareShapes(seed, count, only, binaries, dir, coverage); err != nil {
+		return err
 	}
 	if only == "" || only == "members" {
 		if err := compareMembers(binaries, dir, coverage); err != nil {
@@ -78,20 +75,44 @@ func compareAll(seed uint64, count int, only string, binaries binaries, errorsPa
 	return nil
 }
 
+// compareShapes runs the shapes beside each other: most of the time each of them
+// waits for a disk or for a watch.
+func compareShapes(seed uint64, count int, only string, binaries binaries, dir string, all *coverage) error {
+	var group sync.WaitGroup
+	var mutex sync.Mutex
+	var failures []error
+	for i, shape := range shapes {
+		if !strings.Contains(shape.name, only) {
+			continue
+		}
+		group.Go(func() {
+			own := newCoverage()
+			err := compareShape(shape, seed+uint64(i), count, binaries, filepath.Join(dir, fmt.Sprint(i)), own)
+			mutex.Lock()
+			defer mutex.Unlock()
+			all.add(own)
+			if err != nil {
+				failures = append(failures, fmt.Errorf("%s: %w", shape.name, err))
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(failures...)
+}
+
 func compareShape(s shape, seed uint64, count int, binaries binaries, dir string, coverage *coverage) error {
-	fmt.Printf("--- %s\n", s.name)
 	started := time.Now()
 	for gaps, left := 0, count; left > 0; gaps++ {
 		done, err := compareOnce(s, seed+1000*uint64(gaps), left, binaries, fmt.Sprintf("%s/%d", dir, gaps), coverage)
 		var gap *gap
 		if errors.As(err, &gap) && gaps < gapsMax {
-			fmt.Printf("a revision was left out: %.1500s…\n", gap.Error())
+			fmt.Printf("%s: a revision was left out: %.1500s…\n", s.name, gap.Error())
 		} else if err != nil {
 			return err
 		}
 		left -= done
 	}
-	fmt.Printf("%d requests in %.0f s, no difference\n", count, time.Since(started).Seconds())
+	fmt.Printf("%s: %d requests in %.0f s, no difference\n", s.name, count, time.Since(started).Seconds())
 	return nil
 }
 

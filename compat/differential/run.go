@@ -37,6 +37,7 @@ var shapes = []shape{
 // run sends the same requests to etcd and to one shape of Pontoon.
 type run struct {
 	generator
+	name          string
 	etcd, pontoon *clusters.Cluster
 	splits        []string
 	// Whether to go on after a difference between errors.
@@ -70,7 +71,7 @@ func newRun(s shape, seed uint64, binaries binaries, dir string, coverage *cover
 		etcd.Stop()
 		return nil, err
 	}
-	r := &run{etcd: etcd, pontoon: pontoon, splits: s.splits, goOn: binaries.goOn, coverage: coverage}
+	r := &run{name: s.name, etcd: etcd, pontoon: pontoon, splits: s.splits, goOn: binaries.goOn, coverage: coverage}
 	r.generator = generator{
 		Rand:        rand.New(rand.NewPCG(seed, 0)),
 		revision:    1,
@@ -113,8 +114,8 @@ func (r *run) random(count int) error {
 		}
 		if time.Since(last) > 20*time.Second {
 			last = time.Now()
-			fmt.Printf("  %d requests, revision %d, %.0f requests/s\n",
-				n, r.revision, float64(n)/time.Since(started).Seconds())
+			fmt.Printf("%s: %d requests, revision %d, %.0f requests/s\n",
+				r.name, n, r.revision, float64(n)/time.Since(started).Seconds())
 		}
 	}
 	if err := r.compareStreams(); err != nil {
@@ -204,9 +205,6 @@ func (r *run) call(c call) error {
 	etcd, pontoon := sendBoth(r.etcd.Members[0].Conn, r.pontoon.Members[member].Conn, c)
 	what := describeCall(c)
 	wrong := difference(c, etcd, pontoon)
-	if wrong != "" && r.mayDiffer(c, etcd, pontoon) {
-		wrong = ""
-	}
 	if wrong != "" {
 		different := fmt.Errorf("%s, at member %d\n%s", what, member, wrong)
 		if r.isGap(etcd, pontoon) {
@@ -266,18 +264,6 @@ func (r *run) isOverGroups(c call) bool {
 		groupsOf(r.splits, txn, groups)
 	}
 	return len(groups) > 1
-}
-
-// mayDiffer tells whether two errors are both right: each group of a
-// transaction finds its own.
-func (r *run) mayDiffer(c call, etcd, pontoon answer) bool {
-	found := []string{
-		"OutOfRange: etcdserver: mvcc: required revision has been compacted",
-		"OutOfRange: etcdserver: mvcc: required revision is a future revision",
-		"NotFound: etcdserver: requested lease not found",
-		"InvalidArgument: etcdserver: key not found",
-	}
-	return r.isOverGroups(c) && slices.Contains(found, etcd.failure()) && slices.Contains(found, pontoon.failure())
 }
 
 // follow takes from an answer what the next requests depend on.

@@ -127,7 +127,7 @@ func (s *stream) await(within time.Duration, done func() bool) error {
 // awaitProgress waits for a sign of progress at a revision. A server that is
 // too busy may leave it out, and then has to be asked again.
 func (s *stream) awaitProgress(revision int64, request *pb.WatchRequest) (err error) {
-	for range 10 {
+	for range 30 {
 		err = s.await(time.Second, func() bool {
 			return len(s.progress) > 0 && s.progress[len(s.progress)-1] >= revision
 		})

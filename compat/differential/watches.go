@@ -17,7 +17,7 @@ import (
 
 const (
 	// What doesn't come in this time is missing.
-	watchTimeout = 10 * time.Second
+	watchTimeout = 30 * time.Second
 	// etcd looks after watches that begin in the past every 100 ms.
 	catchUp = 200 * time.Millisecond
 )

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pontoon_engine::{Answer, Reject, Request, Revision};
+use pontoon_engine::{Answer, Request, Revision};
 use tokio::time::Instant;
 
 use crate::error::Failure;
-use crate::lease::{LeaseAnswered, LeaseGranted, LeaseName, LeaseStatus, LeaseWork, TTL_SECS_MAX};
+use crate::lease::{LeaseAnswered, LeaseGranted, LeaseName, LeaseStatus, LeaseWork};
 use crate::map::{RangeMap, Touches};
 use crate::message::{Answered, Done, Work};
 use crate::node::Inner;
@@ -46,9 +46,6 @@ impl Inner {
         ttl_secs: i64,
         deadline: Instant,
     ) -> Result<LeaseGranted, Failure> {
-        if ttl_secs > TTL_SECS_MAX {
-            return Err(Reject::LeaseTtlTooLarge.into());
-        }
         let work = LeaseWork::Grant { id, ttl_secs };
         match self.lease_work(work, deadline).await?.answer {
             Answered::Lease(LeaseAnswered::Granted {

@@ -45,7 +45,7 @@ pub use link::{
 pub use look::Look;
 pub use map::{Placed, RangeMap, profile};
 pub use member::{Alarm, Member, MemberReject};
-pub use node::{Config, Node, NodeFailure, ReplicaStatus};
+pub use node::{Config, ContentSum, Node, NodeFailure, ReplicaStatus};
 pub use position::{GroupId, LogIndex, NodeId, Term};
 pub use raft::Timing;
 pub use runtime::Scope;

@@ -553,9 +553,17 @@ impl Node {
     }
 
     /// The sum of what all replicas here hold at a revision, which is returned
-    /// too; 0 and below: the newest that all of them show for good.
-    pub fn hash(&self, revision: Revision) -> Result<(Revision, u64), Failure> {
-        let replicas = self.0.replicas();
+    /// too, as is the floor that it was taken with; 0 and below: the newest that
+    /// all of them show for good. It is the same at every member with the same
+    /// floor. Whoever asks while not all of them are open, or have come to the
+    /// floor, may ask again, as for a revision of the future.
+    pub fn hash(&self, revision: Revision) -> Result<ContentSum, Failure> {
+        let floor = self.0.floor();
+        let map = self.map().ok_or(Reject::FutureRevision)?;
+        let here = map.ranges().map(|(placed, _)| placed);
+        let here = here.filter(|placed| placed.members.contains(&self.0.me));
+        let replicas: Option<Vec<_>> = here.map(|placed| self.0.replica(placed.group)).collect();
+        let replicas = replicas.ok_or(Reject::FutureRevision)?;
         let passed = replicas.iter().map(|replica| self.0.passed(replica)).min();
         let newest = passed.unwrap_or(Revision::FIRST);
         let at = match revision.0 <= 0 {
@@ -565,11 +573,11 @@ impl Node {
         if at > newest {
             return Err(Reject::FutureRevision.into());
         }
-        if at < self.0.floor() {
+        if at < floor {
             return Err(Reject::Compacted.into());
         }
         let mut sum = 0_u64;
-        for replica in replicas {
+        for replica in &replicas {
             let store = replica.group.store();
             // A group that had no write lately is at an earlier revision.
             match store.hash(at.min(store.revision())) {
@@ -582,7 +590,13 @@ impl Node {
                 }
             }
         }
-        Ok((at, sum))
+        // Floors only rise: who has this one now had no higher one before.
+        let even = |replica: &Arc<Replica>| replica.group.store().floor() == floor;
+        let same = self.map().is_some_and(|now| Arc::ptr_eq(&now, &map));
+        match same && self.0.floor() == floor && replicas.iter().all(even) {
+            true => Ok(ContentSum { at, sum, floor }),
+            false => Err(Reject::FutureRevision.into()),
+        }
     }
 
     /// Numbers about the node's log.
@@ -599,6 +613,17 @@ impl Node {
         }
         self.0.scope.end();
     }
+}
+
+/// What [`Node::hash`] has summed up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContentSum {
+    /// The revision at which it was taken.
+    pub at: Revision,
+    /// The sum of the hashes of all that can be read.
+    pub sum: u64,
+    /// What is superseded below it doesn't count.
+    pub floor: Revision,
 }
 
 /// What is known of a replica.

@@ -15,7 +15,7 @@ use pontoon_api::etcdserverpb::{
     StatusRequest, StatusResponse,
 };
 use pontoon_engine::{Reject, Revision};
-use pontoon_raftgroup::{Alarm, Failure, GroupId, NodeId};
+use pontoon_raftgroup::{Alarm, ContentSum, Failure, GroupId, NodeId};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -82,11 +82,11 @@ impl Maintenance for MaintenanceService {
         let host = &self.0;
         let work = async {
             let since = Instant::now();
-            let (_, hash) = host.hash(Revision(0)).await?;
+            let content = host.hash(Revision(0)).await?;
             host.tallies.hash_took.record_time(since.elapsed());
             Ok(HashResponse {
                 header: host.header_now(),
-                hash,
+                hash: folded(content.sum),
             })
         };
         host.unary(Rpc::Hash, request.metadata(), work).await
@@ -100,17 +100,17 @@ impl Maintenance for MaintenanceService {
         let host = &self.0;
         let work = async {
             let since = Instant::now();
-            let (at, hash) = host.hash(Revision(request.revision)).await?;
+            let content = host.hash(Revision(request.revision)).await?;
             host.tallies.hash_kv_took.record_time(since.elapsed());
             Ok(HashKvResponse {
                 header: host.header_now(),
-                hash,
-                compact_revision: host.node.floor().0,
+                hash: folded(content.sum),
+                compact_revision: content.floor.0,
                 // etcd gives back one below 0, though it hashes the newest.
                 hash_revision: if request.revision < 0 {
                     request.revision
                 } else {
-                    at.0
+                    content.at.0
                 },
             })
         };
@@ -235,7 +235,7 @@ impl Host {
 
     /// What this member holds at a revision, which is returned too. If clients
     /// were told of it, all groups will pass it soon.
-    async fn hash(&self, revision: Revision) -> Result<(Revision, u32), Status> {
+    async fn hash(&self, revision: Revision) -> Result<ContentSum, Status> {
         let newest = self.newest();
         let wanted = if revision.0 <= 0 { newest } else { revision };
         let deadline = Instant::now() + self.limits.within();
@@ -243,8 +243,7 @@ impl Host {
             let node = self.node.clone();
             let hash = tokio::task::spawn_blocking(move || node.hash(wanted)).await;
             match hash.map_err(|_| Status::from(Error::Stopped))? {
-                // All of its bits count.
-                Ok((at, hash)) => return Ok((at, (hash ^ (hash >> 32)) as u32)),
+                Ok(content) => return Ok(content),
                 Err(Failure::Reject(Reject::FutureRevision))
                     if wanted <= newest && Instant::now() < deadline =>
                 {
@@ -276,6 +275,11 @@ impl Host {
         }
         Ok(())
     }
+}
+
+/// A hash of half the length; all bits of the long one count.
+fn folded(hash: u64) -> u32 {
+    (hash ^ (hash >> 32)) as u32
 }
 
 fn alarm_type(alarm: Alarm) -> AlarmType {

@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use super::evaluate::forbidden;
 use super::{Event, Flight, Freight, Lead, Source};
 use crate::lease::{
-    Deadlines, LeaseAnswered, LeaseKnown, LeaseName, LeaseRecord, LeaseWork, gone_step,
+    Deadlines, LeaseAnswered, LeaseKnown, LeaseName, LeaseRecord, LeaseWork, TTL_SECS_MAX,
+    gone_step,
 };
 use crate::map::Touches;
 use crate::message::{Answered, Declined, Done, Work};
@@ -202,6 +203,9 @@ impl Lead<'_> {
         let alarms = self.node.cluster.borrow().alarms.clone();
         if let Some(declined) = forbidden(&alarms, &Request::Put(Put::default())) {
             return self.refuse(declined, job);
+        }
+        if ttl_secs > TTL_SECS_MAX {
+            return self.refuse(Declined::Reject(Reject::LeaseTtlTooLarge), job);
         }
         if self.lease(id).is_some() {
             return self.refuse(Declined::Reject(Reject::LeaseExists), job);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use pontoon_engine::{Answer, Reject, Request, Revision, Txn};
+use pontoon_engine::{Answer, Op, Reject, Request, Revision, Txn};
 use tokio::time::Instant;
 
 use super::finish::fate_of;
@@ -142,8 +142,20 @@ impl Inner {
                 }
                 // It changes something after all: begin anew.
                 Ok(_) => return Err(Tried::Again),
-                // So was this, unless it named what is compacted.
-                Err(Declined::Reject(Reject::Compacted)) if !path.names_revisions() => {
+                Err(Declined::Reject(_)) => {
+                    // Another group may refuse an earlier step.
+                    for (group, op) in path.steps() {
+                        let names = matches!(&op, Op::Range(range) if range.revision != 0);
+                        let txn = Txn {
+                            success: vec![op],
+                            ..Txn::default()
+                        };
+                        match look(group, txn).await {
+                            // Compacted since, unless it named what is compacted.
+                            Err(Declined::Reject(Reject::Compacted)) if !names => break,
+                            looked => looked?,
+                        };
+                    }
                     return Err(Tried::Again);
                 }
                 Err(declined) => return Err(declined.into()),

@@ -200,6 +200,12 @@ impl Path<'_> {
         parts.collect()
     }
 
+    /// What all groups are to do, in the order of the whole.
+    pub(super) fn steps(&self) -> impl Iterator<Item = (GroupId, Op)> {
+        let parts = self.leaves.iter().flat_map(|leaf| &leaf.parts);
+        parts.map(|(group, op)| (*group, op.clone()))
+    }
+
     /// Whether a step reads at a revision that it names.
     pub(super) fn names_revisions(&self) -> bool {
         self.leaves

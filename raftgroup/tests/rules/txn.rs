@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use pontoon_engine::{
-    Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, RangeAnswer, Relation,
-    Request, Txn,
+    Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, RangeAnswer, Reject, Relation,
+    Request, Revision, Txn,
 };
-use pontoon_raftgroup::{GroupId, Node, NodeId, Watch};
+use pontoon_raftgroup::{Failure, GroupId, Node, NodeId, Watch};
 use tokio::task::spawn_local;
 
 use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate};
@@ -69,6 +69,36 @@ fn rule_12_a_transaction_over_groups_is_one_revision() {
         assert!(passed.expect("it is answered").succeeded);
         assert_eq!(cluster.node(1).get("a").await.kvs[0].value, "2");
         assert_eq!(cluster.node(1).get("n").await.kvs[0].value, "2");
+    });
+}
+
+#[test]
+fn rule_12_what_only_reads_is_refused_for_its_first_step_that_is() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        let node = cluster.node(1);
+        let old = node.put("a", "1").await;
+        let floor = node.put("n", "1").await;
+        node.compact(Revision(floor), LONG)
+            .await
+            .expect("it is compacted");
+        let at = |key: &'static str, revision: i64| {
+            let mut range = Range::of(KeyRange::one(key));
+            range.revision = revision;
+            Op::Range(range)
+        };
+        let txn = |success| Txn {
+            success,
+            ..Txn::default()
+        };
+        for (first, second, reject) in [
+            (at("n", floor + 9), at("a", old), Reject::FutureRevision),
+            (at("n", old), at("a", floor + 9), Reject::Compacted),
+        ] {
+            let steps = vec![at("g", 0), first, second];
+            let refused = cluster.node(2).txn(txn(steps), LONG).await;
+            assert_eq!(refused, Err(Failure::Reject(reject)));
+        }
     });
 }
 

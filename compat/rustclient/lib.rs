@@ -1,0 +1,1 @@
+//! Only tests are here: `tests/it`.
