@@ -160,9 +160,19 @@ impl Host {
     /// Whether what the cluster holds can be trusted enough to change it, as
     /// this member knows. (What is evaluated is checked where that is done.)
     pub(crate) fn check_sound(&self) -> Result<(), Error> {
+        self.check_alarm(Alarm::Corrupt, Error::Corrupt)
+    }
+
+    /// Also whether there is space for it.
+    pub(crate) fn check_space(&self) -> Result<(), Error> {
+        self.check_sound()?;
+        self.check_alarm(Alarm::NoSpace, Error::NoSpace)
+    }
+
+    fn check_alarm(&self, wanted: Alarm, error: Error) -> Result<(), Error> {
         let mut alarms = self.node.alarms().into_iter();
-        match alarms.any(|(alarm, _)| alarm == Alarm::Corrupt) {
-            true => Err(Error::Corrupt),
+        match alarms.any(|(alarm, _)| alarm == wanted) {
+            true => Err(error),
             false => Ok(()),
         }
     }
