@@ -179,7 +179,7 @@ async fn the_first_words_say_what_is_needed() {
     let welcome = running.server.welcome();
     let at = running.server.clients()[0].to_string();
     let data = dir.path().join("data");
-    for part in [at.as_str(), data.to_str().unwrap(), "etcdctl", "io "] {
+    for part in [at.as_str(), data.to_str().unwrap(), "pontoonctl", "io "] {
         assert!(welcome.contains(part), "{part:?} is not in {welcome}");
     }
     // A connection that is open when the server stops doesn't keep it.

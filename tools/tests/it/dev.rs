@@ -3,11 +3,12 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::asking::interrupt;
-use crate::serving::{free_ports, run, says};
+use crate::serving::{SOON, free_ports, run, says};
 use crate::{BINARY, json};
 
 fn dev(temporary: &Path, arguments: &[&str]) -> Command {
@@ -110,8 +111,10 @@ fn a_cluster_comes_survives_and_goes() {
     running.ok(&["put", "hello", "again"]);
     assert_eq!(running.ok(&["get", "hello"]), "hello  again\n");
     // It was noticed: the child is waited for.
+    let since = Instant::now();
     while test_kill_process(pid).is_ok() {
-        std::thread::yield_now();
+        assert!(since.elapsed() < SOON, "nobody waits for it");
+        std::thread::sleep(Duration::from_millis(10));
     }
     let said = running.end();
     assert!(
