@@ -33,6 +33,7 @@ var excluded = []struct{ what, reason string }{
 	{"HashResponse.hash, HashKVResponse.hash", "it tells members of one cluster apart, not programs"},
 	{"HashKVResponse.compact_revision: -1 and 0 are the same", "both say that nothing was ever compacted"},
 	{"the same at the compacted revision itself", "etcd keeps what it hashed while it compacted"},
+	{"HashKVResponse of no given revision, once revision 0 was compacted", "etcd takes the hash that it kept of 0"},
 	{"StatusResponse.version, dbSize, dbSizeInUse, dbSizeQuota, leader, raftIndex, raftTerm, raftAppliedIndex",
 		"they tell of the program and its files"},
 	{"StatusResponse.storageVersion 3.5.0, from etcd", "it raises that some seconds after its start"},
@@ -121,6 +122,9 @@ func level(request, etcd, pontoon proto.Message) {
 		a.CompactRevision, b.CompactRevision = max(a.CompactRevision, 0), max(b.CompactRevision, 0)
 		if b.HashRevision == b.CompactRevision {
 			b.CompactRevision = a.CompactRevision
+		}
+		if a.HashRevision == 0 {
+			b.HashRevision, b.CompactRevision = a.HashRevision, a.CompactRevision
 		}
 	case *pb.StatusResponse:
 		b := pontoon.(*pb.StatusResponse)
