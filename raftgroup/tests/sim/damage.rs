@@ -1,4 +1,5 @@
-//! Bits flip on a node's disk while it is down.
+//! Bits flip on a node's disk while it is down. Often the others are such that
+//! its vote, and what it had acknowledged, would make the difference.
 //!
 //! Kept true: at most a minority of the nodes in a run, and the next one only
 //! when the last has all data again; so what was acknowledged is always on
@@ -16,10 +17,12 @@ use crate::cluster::Ending;
 use crate::faults::{end, start};
 use crate::seeds::Sim;
 
+const SECTOR_BYTES: u64 = 512;
+
 /// As often as the plan says, over the time that it has for faults.
 pub(crate) async fn damage(sim: Rc<Sim>) {
     let rng = &mut Rng::new(sim.plan.seed ^ 0xda_3a6e);
-    let longest = 2 * sim.plan.duration.as_millis() as u64 / sim.plan.damages.max(1);
+    let longest = sim.plan.duration.as_millis() as u64 / sim.plan.damages.max(1);
     for _ in 0..sim.plan.damages {
         let pause = 1 + rng.below(longest);
         sim.wait(Duration::from_millis(pause)).await;
@@ -29,17 +32,73 @@ pub(crate) async fn damage(sim: Rc<Sim>) {
             continue;
         }
         let due = applied(&sim);
-        let ending = [Ending::PowerCut, Ending::Kill][rng.below(2) as usize];
-        end(&sim, node, ending);
-        flip(&sim, rng, node);
-        sim.damaged.borrow_mut().insert(node);
-        let away = Duration::from_millis(rng.below(3000));
-        sim.wait(away).await;
-        start(&sim, node).await;
+        match rng.chance(1, 2) {
+            true => among_others(&sim, rng, node).await,
+            false => among_those_behind(&sim, rng, node).await,
+        }
         while !sim.healed.get() && !has(&sim, node, &due) {
             sleep(Duration::from_millis(200)).await;
         }
     }
+}
+
+async fn among_others(sim: &Rc<Sim>, rng: &mut Rng, node: NodeId) {
+    damaged_end(sim, rng, node);
+    sim.wait(Duration::from_millis(rng.below(3000))).await;
+    start(sim, node).await;
+}
+
+/// As many as may be away hear nothing for a while, so that what the rest
+/// acknowledges is nowhere else. Then the damaged one comes back beside them,
+/// and the others that have it do so only later. Together they would be a
+/// quorum.
+async fn among_those_behind(sim: &Rc<Sim>, rng: &mut Rng, node: NodeId) {
+    let mut behind = sim.cluster.ids();
+    behind.retain(|id| *id != node);
+    let mut hold = Vec::new();
+    while hold.len() < behind.len() {
+        hold.push(behind.remove(rng.below(behind.len() as u64) as usize));
+    }
+    let mut apart = Vec::new();
+    for one in hold.iter().chain([&node]) {
+        apart.extend(behind.iter().flat_map(|two| [(*one, *two), (*two, *one)]));
+    }
+    let network = &sim.cluster.network;
+    sim.trace
+        .say("faults", format_args!("{behind:?} fall behind {hold:?}"));
+    apart.iter().for_each(|(one, two)| network.cut(*one, *two));
+    sim.wait(Duration::from_millis(500 + rng.below(2500))).await;
+    let is_running = |id: &NodeId| sim.cluster.running(*id).is_some();
+    let runs = is_running(&node);
+    if runs {
+        damaged_end(sim, rng, node);
+        hold.retain(is_running);
+        hold.iter().for_each(|id| end(sim, *id, some_ending(rng)));
+    }
+    apart.iter().for_each(|(one, two)| network.heal(*one, *two));
+    if !runs {
+        // Another fault was faster.
+        return;
+    }
+    let away = Duration::from_millis(1000 + rng.below(5000));
+    let others = async {
+        sim.wait(away).await;
+        for id in &hold {
+            start(sim, *id).await;
+        }
+    };
+    // It may have to wait for them.
+    tokio::join!(start(sim, node), others);
+}
+
+fn some_ending(rng: &mut Rng) -> Ending {
+    [Ending::PowerCut, Ending::Kill][rng.below(2) as usize]
+}
+
+fn damaged_end(sim: &Sim, rng: &mut Rng, node: NodeId) {
+    end(sim, node, some_ending(rng));
+    flip(sim, rng, node);
+    sim.damaged.borrow_mut().insert(node);
 }
 
 /// The last entries that anybody has applied.
@@ -78,7 +137,7 @@ fn flip(sim: &Sim, rng: &mut Rng, id: NodeId) {
     // last is a torn write nobody can tell.
     let mut segments = named(".wal");
     segments.truncate(segments.len().saturating_sub(2));
-    let (files, kind) = match segments.is_empty() || rng.chance(1, 2) {
+    let (files, kind) = match segments.is_empty() || rng.chance(1, 3) {
         true => (named(".tree"), "damage: tree"),
         false => (segments, "damage: log"),
     };
@@ -95,12 +154,21 @@ fn flip(sim: &Sim, rng: &mut Rng, id: NodeId) {
         return;
     }
     sim.history.borrow_mut().count(kind);
+    let say = |what: String| sim.trace.say(format_args!("node {id}"), what);
+    let path_shown = path.display();
+    if kind == "damage: log" && rng.chance(3, 4) {
+        // A few bits would mostly lie where nobody looks again.
+        for sector in 0..bytes.len() as u64 / SECTOR_BYTES {
+            disk.flip_bit(
+                path,
+                8 * SECTOR_BYTES * sector + rng.below(8 * SECTOR_BYTES),
+            );
+        }
+        return say(format!("a bit in each sector of {path_shown} flips"));
+    }
     for _ in 0..1 + rng.below(4) {
         let bit = rng.below(8 * used as u64);
         disk.flip_bit(path, bit);
-        sim.trace.say(
-            format_args!("node {id}"),
-            format_args!("bit {bit} of {} flips", path.display()),
-        );
+        say(format!("bit {bit} of {path_shown} flips"));
     }
 }
