@@ -185,10 +185,12 @@ impl<'a> Maker<'a> {
             (0, false) => "ask: txn, nested",
             (1, false) => "ask: txn, only reading",
             (2, false) => "ask: txn, empty on failure",
+            (3, false) => "ask: txn, reading all and writing one",
             (_, false) => "ask: txn",
             (0, true) => "ask: txn over letters, nested",
             (1, true) => "ask: txn over letters, only reading",
             (2, true) => "ask: txn over letters, empty on failure",
+            (3, true) => "ask: txn over letters, reading all and writing one",
             (_, true) => "ask: txn over letters",
         };
         let twice = of.iter().chain(&of).copied().collect::<Vec<_>>();
@@ -198,6 +200,10 @@ impl<'a> Maker<'a> {
             if !keys.contains(&key) {
                 keys.push(key);
             }
+        }
+        if self.kind.ends_with("writing one") {
+            let first = self.rng.below(keys.len() as u64) as usize;
+            keys.rotate_left(first);
         }
         self.txn(id, &keys, 0)
     }
@@ -219,11 +225,17 @@ impl<'a> Maker<'a> {
         if !self.kind.contains("over letters") {
             reading.keys = self.within(letter);
         }
-        let reading = Op::Range(reading);
-        let (mut success, mut failure) = (vec![reading.clone()], vec![reading]);
+        let mut success = vec![Op::Range(reading)];
+        let mut written = mine;
+        if self.kind.ends_with("writing one") {
+            let all = keys.iter().cloned().map(KeyRange::one);
+            success = all.map(|key| Op::Range(Range::of(key))).collect();
+            written = &mine[..1];
+        }
+        let mut failure = success.clone();
         if !reading_only {
             let level = "+".repeat(depth);
-            for (place, key) in mine.iter().enumerate() {
+            for (place, key) in written.iter().enumerate() {
                 let deletes = place > 0 && self.rng.chance(1, 4);
                 success.push(match deletes {
                     true => Op::DeleteRange(DeleteRange {
@@ -233,10 +245,10 @@ impl<'a> Maker<'a> {
                     false => self.put(key, format!("{id}{level}s")),
                 });
             }
-            let written = mine[mine.len() - 1].clone();
-            success.push(Op::Range(Range::of(KeyRange::one(written))));
+            let last = written[written.len() - 1].clone();
+            success.push(Op::Range(Range::of(KeyRange::one(last))));
             if !self.kind.ends_with("empty on failure") {
-                for key in mine.iter().step_by(2) {
+                for key in written.iter().step_by(2) {
                     failure.push(self.put(key, format!("{id}{level}f")));
                 }
             }
