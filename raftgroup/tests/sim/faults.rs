@@ -219,6 +219,23 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             sim.wait(long).await;
             ways().for_each(|(one, two)| network.heal(one, two));
         }
+        Fault::Deposed => {
+            let group = match rng.chance(1, 2) {
+                true => GroupId::ROOT,
+                false => some_group(&sim, rng),
+            };
+            let leaders = leaders_of(&sim, group);
+            let [leader] = leaders[..] else {
+                // One is cut off already.
+                return;
+            };
+            let others = nodes.iter().filter(|to| **to != leader);
+            let ways = || others.clone().flat_map(|to| [(leader, *to), (*to, leader)]);
+            ways().for_each(|(one, two)| network.cut(one, two));
+            // So long that leases end with the next leader.
+            sim.wait(Duration::from_secs(4) + long).await;
+            ways().for_each(|(one, two)| network.heal(one, two));
+        }
         Fault::Delay => {
             let min = millis(rng, 50);
             network.set_latency(min..=min + millis(rng, 300));
@@ -226,9 +243,19 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             network.set_latency(Duration::from_micros(100)..=Duration::from_millis(2));
         }
         Fault::SlowPath => {
-            network.set_slow(node, other, millis(rng, 1500));
+            // Often between the sequencer and another leader, so that others
+            // overtake a grant, or the question for it.
+            let sequencer = leader_of(&sim, GroupId::ROOT).unwrap_or(node);
+            let group = some_group(&sim, rng);
+            let leader = leader_of(&sim, group).unwrap_or(other);
+            let (from, to) = match rng.below(3) {
+                0 => (sequencer, leader),
+                1 => (leader, sequencer),
+                _ => (node, other),
+            };
+            network.set_slow(from, to, millis(rng, 1500));
             sim.wait(long).await;
-            network.set_slow(node, other, Duration::ZERO);
+            network.set_slow(from, to, Duration::ZERO);
         }
         Fault::SlowNode => {
             let slow = |by| {
@@ -260,11 +287,7 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
 
 /// Has a leader give its group to another node.
 async fn hand_over(sim: &Rc<Sim>, rng: &mut Rng) {
-    let groups: Vec<_> = sim.cluster.groups().into_iter().collect();
-    if groups.is_empty() {
-        return;
-    }
-    let group = groups[rng.below(groups.len() as u64) as usize];
+    let group = some_group(sim, rng);
     let to = sim.cluster.any(rng);
     if let Some(leader) = leader_of(sim, group)
         && let Some(running) = sim.cluster.running(leader)
@@ -273,16 +296,30 @@ async fn hand_over(sim: &Rc<Sim>, rng: &mut Rng) {
     }
 }
 
+/// One of the groups that some node has a replica of.
+fn some_group(sim: &Sim, rng: &mut Rng) -> GroupId {
+    let groups: Vec<_> = sim.cluster.groups().into_iter().collect();
+    match groups.len() as u64 {
+        0 => GroupId::ROOT,
+        count => groups[rng.below(count) as usize],
+    }
+}
+
 /// A node that thinks it leads a group.
-fn leader_of(sim: &Rc<Sim>, group: GroupId) -> Option<NodeId> {
-    let mut running = sim.cluster.all_running().into_iter();
-    let leader = running.find(|(_, running)| {
+fn leader_of(sim: &Sim, group: GroupId) -> Option<NodeId> {
+    leaders_of(sim, group).first().copied()
+}
+
+/// The nodes that think they lead a group: several, if one of them is cut off.
+pub(crate) fn leaders_of(sim: &Sim, group: GroupId) -> Vec<NodeId> {
+    let running = sim.cluster.all_running().into_iter();
+    let leaders = running.filter(|(_, running)| {
         let status = running.node.status();
         status
             .iter()
             .any(|status| status.group == group && status.leads)
     });
-    leader.map(|(id, _)| id)
+    leaders.map(|(id, _)| id).collect()
 }
 
 /// Sees who leads and who has stopped; ends and starts those who have.

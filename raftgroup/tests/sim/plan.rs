@@ -29,6 +29,9 @@ pub(crate) enum Fault {
     OneWay,
     /// One node hears nobody, though all hear it; or the other way round.
     Deaf,
+    /// A leader neither hears the others nor is it heard, for longer than
+    /// leases live. Its clients reach it.
+    Deposed,
     /// All messages take long.
     Delay,
     /// Messages of one node to another take long.
@@ -46,7 +49,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::PowerCut,
         Self::Outage,
         Self::Kill,
@@ -57,6 +60,7 @@ impl Fault {
         Self::Bridge,
         Self::OneWay,
         Self::Deaf,
+        Self::Deposed,
         Self::Delay,
         Self::SlowPath,
         Self::SlowNode,
@@ -78,6 +82,7 @@ impl Fault {
             Self::Bridge => "fault: partition with a bridge",
             Self::OneWay => "fault: one-way cut",
             Self::Deaf => "fault: deaf or dumb node",
+            Self::Deposed => "fault: leader cut off",
             Self::Delay => "fault: delay",
             Self::SlowPath => "fault: slow path",
             Self::SlowNode => "fault: slow node",
@@ -250,7 +255,8 @@ impl Plan {
         }
     }
 
-    /// The same with all clients at the same few keys of several groups.
+    /// The same with all clients at the same few keys of several groups, and
+    /// grants that come late.
     fn contended(&mut self, rng: &mut Rng) {
         self.letters = self.letters.clamp(2, 3);
         let cuts = match self.splits > 0 {
@@ -258,10 +264,16 @@ impl Plan {
             false => self.letters as usize - 1,
         };
         self.shape.splits = Shape::new(0, &SPLITS[..cuts]).splits;
-        self.keys_per_letter = 1;
+        if rng.chance(1, 2) {
+            // The root group has no keys: nobody waits for its entries.
+            self.shape.splits.insert(0, "a".into());
+        }
+        self.keys_per_letter = 1 + rng.below(3);
         self.accounts = 1;
         self.clients = 6 + rng.below(5);
-        self.across = 100;
+        self.across = [40, 100][rng.below(2) as usize];
+        self.faults.push((Fault::SlowPath, 16));
+        self.calm = self.calm.min(Duration::from_secs(2));
         self.pause = Duration::from_millis(8);
         self.duration = self.duration.min(Duration::from_secs(16));
     }

@@ -160,6 +160,10 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     for number in 1..=sim.plan.lessees {
         let lessee = workload::leases::lessee(Rc::clone(&sim), number);
         tasks.push(spawn_local(lessee));
+        for number in [2 * number, 2 * number + 1] {
+            let visitor = workload::leases::visitor(Rc::clone(&sim), number);
+            tasks.push(spawn_local(visitor));
+        }
     }
     if sim.plan.splits > 0 {
         tasks.push(spawn_local(splits::split(Rc::clone(&sim))));

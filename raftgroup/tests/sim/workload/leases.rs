@@ -1,5 +1,6 @@
 //! Clients that have leases: they hang keys on them, keep them alive for a
-//! while, and revoke them or let them end.
+//! while, and revoke them or let them end. And clients that keep others' leases
+//! alive through one node and look at them through all, also when they are gone.
 //!
 //! Kept true: a lease is asked for by one client only, and under the same id
 //! again only when that client knows that it is gone. Any client may put keys
@@ -9,11 +10,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pontoon_engine::{Op, Put, Reject, Request, Txn};
-use pontoon_raftgroup::Failure;
+use pontoon_raftgroup::{Failure, GroupId, NodeId};
 use pontoon_wal::disk::sim::Rng;
 use tokio::time::sleep;
 
 use super::{ask, key};
+use crate::faults::leaders_of;
 use crate::history::{Asked, Outcome};
 use crate::seeds::Sim;
 
@@ -22,6 +24,9 @@ pub(crate) const TTL_SECS_MAX: u64 = 6;
 
 /// Numbers of clients that have leases begin here.
 const FIRST: u64 = 100;
+
+/// Numbers of clients that visit them begin here.
+const VISITORS: u64 = 200;
 
 /// Ids that a client chooses are its number times this, and a count.
 const IDS: i64 = 1000;
@@ -56,7 +61,9 @@ pub(crate) async fn lessee(sim: Rc<Sim>, number: u64) {
                 (_, Some(again)) => again,
                 (_, None) => ids.next().expect("there are enough"),
             };
-            let ttl_secs = 1 + rng.below(TTL_SECS_MAX) as i64;
+            // Rather a short one.
+            let longest = 1 + rng.below(TTL_SECS_MAX);
+            let ttl_secs = 1 + rng.below(longest) as i64;
             let grant = |_| Asked::Grant { id, ttl_secs };
             let id = match ask(&sim, client, node, &running, within, grant).await {
                 Outcome::Granted(granted) => {
@@ -112,6 +119,48 @@ pub(crate) async fn lessee(sim: Rc<Sim>, number: u64) {
                 gone.push(id);
             }
         }
+    }
+}
+
+/// A client that visits leases of others, until the run is over.
+pub(crate) async fn visitor(sim: Rc<Sim>, number: u64) {
+    let client = VISITORS + number;
+    let rng = &mut Rng::new(sim.plan.seed ^ 0x10_04e5 << 16 ^ number);
+    while !sim.healed.get() {
+        sleep(Duration::from_millis(rng.below(400))).await;
+        let leases = sim.history.borrow().leases.clone();
+        if leases.is_empty() {
+            continue;
+        }
+        let newest = rng.below(8.min(leases.len() as u64)) as usize;
+        let id = leases[leases.len() - 1 - newest];
+        let home = some_leader(&sim, rng);
+        for _ in 0..rng.below(30) {
+            sleep(Duration::from_millis(rng.below(600))).await;
+            let node = match rng.chance(1, 2) {
+                true => home,
+                false => some_leader(&sim, rng),
+            };
+            let Some(running) = sim.cluster.running(node) else {
+                break;
+            };
+            let asked = |_| match node == home {
+                true => Asked::KeepAlive(id),
+                false => Asked::Status { id, keys: false },
+            };
+            let within = Duration::from_millis(300 + rng.below(1000));
+            ask(&sim, client, node, &running, within, asked).await;
+        }
+    }
+}
+
+/// Mostly a node that thinks it leads the root group: it may be mistaken.
+fn some_leader(sim: &Sim, rng: &mut Rng) -> NodeId {
+    let leaders = leaders_of(sim, GroupId::ROOT);
+    match leaders.len() as u64 {
+        0 => sim.cluster.any(rng),
+        _ if rng.chance(1, 4) => sim.cluster.any(rng),
+        count => leaders[rng.below(count) as usize],
     }
 }
 
