@@ -23,8 +23,10 @@ type stream struct {
 	control []*pb.WatchResponse
 	// The revisions of signs of progress for the whole stream.
 	progress []int64
-	watches  map[int64]*received
-	err      error
+	// How often one was asked for again; what was late then comes later still.
+	again   int
+	watches map[int64]*received
+	err     error
 	// What must not come, in words.
 	wrong string
 }
@@ -134,6 +136,7 @@ func (s *stream) awaitProgress(revision int64, request *pb.WatchRequest) (err er
 		if !errors.Is(err, errTooLate) {
 			return err
 		}
+		s.again++
 		if err := s.requests.Send(request); err != nil {
 			return err
 		}
