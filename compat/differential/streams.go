@@ -103,6 +103,18 @@ func (s *stream) sort(r *pb.WatchResponse) {
 	}
 }
 
+// ended names the watches that a compaction has ended: they hold back progress.
+func (s *stream) ended() (text string) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for id, watch := range s.watches {
+		if watch.compacted != nil {
+			text += fmt.Sprintf("; a compaction at %d has ended the watch %d", watch.compacted.CompactRevision, id)
+		}
+	}
+	return text
+}
+
 // await waits until something is so; what it looks at is locked meanwhile.
 func (s *stream) await(within time.Duration, done func() bool) error {
 	timeout := time.After(within)

@@ -216,7 +216,7 @@ func (r *run) requestProgress(p *pair) error {
 	}
 	for i, s := range []*stream{p.etcd, p.pontoon} {
 		if err := s.awaitProgress(r.revision, request); err != nil {
-			return fmt.Errorf("%s doesn't tell of progress: %w", sideName(i), err)
+			return fmt.Errorf("%s doesn't tell of progress: %w%s", sideName(i), err, s.ended())
 		}
 	}
 	return p.compareProgress()
