@@ -23,8 +23,10 @@ type stream struct {
 	control []*pb.WatchResponse
 	// The revisions of signs of progress for the whole stream.
 	progress []int64
-	watches  map[int64]*received
-	err      error
+	// How often one was asked for again; what was late then comes later still.
+	again   int
+	watches map[int64]*received
+	err     error
 	// What must not come, in words.
 	wrong string
 }
@@ -101,6 +103,18 @@ func (s *stream) sort(r *pb.WatchResponse) {
 	}
 }
 
+// ended names the watches that a compaction has ended: they hold back progress.
+func (s *stream) ended() (text string) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for id, watch := range s.watches {
+		if watch.compacted != nil {
+			text += fmt.Sprintf("; a compaction at %d has ended the watch %d", watch.compacted.CompactRevision, id)
+		}
+	}
+	return text
+}
+
 // await waits until something is so; what it looks at is locked meanwhile.
 func (s *stream) await(within time.Duration, done func() bool) error {
 	timeout := time.After(within)
@@ -134,6 +148,7 @@ func (s *stream) awaitProgress(revision int64, request *pb.WatchRequest) (err er
 		if !errors.Is(err, errTooLate) {
 			return err
 		}
+		s.again++
 		if err := s.requests.Send(request); err != nil {
 			return err
 		}
