@@ -240,10 +240,15 @@ impl WatchStream {
                 kept: BTreeMap::new(),
             }),
         };
-        if self.wanted.from.0 <= 0 {
-            let Some(replicas) = self.replicas(&place) else {
-                return;
-            };
+        let Some(replicas) = self.replicas(&place) else {
+            return;
+        };
+        if self.wanted.from.0 > 0 {
+            let passed = self.passed(&replicas);
+            let state = place.state.get_mut();
+            let covers = self.node.covers(state.version, &state.parts, &replicas);
+            state.caught_up = covers && passed < state.next;
+        } else {
             // What a client was told of has happened before.
             let told = replicas
                 .iter()
@@ -287,7 +292,8 @@ impl WatchStream {
             return Looked::Found(Delivery::Compacted(floor));
         }
         if passed < state.next {
-            state.caught_up |= passed.next() >= state.next;
+            // Also one that begins later was given all there is.
+            state.caught_up = true;
             return Looked::Nothing;
         }
         let through = passed.min(Revision(state.next.0.saturating_add(state.window - 1)));

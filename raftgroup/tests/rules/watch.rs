@@ -175,9 +175,11 @@ fn rule_11_a_compaction_takes_nothing_from_a_watch_that_had_caught_up() {
     for splits in [&["f", "m"][..], &[]] {
         simulate(async {
             let cluster = Cluster::start(3, splits).await;
-            cluster.node(1).put("a", "first").await;
+            let first = cluster.node(1).put("a", "first").await;
             pause(300).await;
             let mut stream = watch_all(&cluster.node(3), 0);
+            // One that begins later has caught up, too.
+            let mut ahead = watch_all(&cluster.node(3), first + 10);
             let mut written = Vec::new();
             for n in 0..20_u64 {
                 let text = n.to_string();
@@ -193,6 +195,8 @@ fn rule_11_a_compaction_takes_nothing_from_a_watch_that_had_caught_up() {
             })
             .await;
             assert_eq!(take(&mut stream, last).await, written);
+            written.retain(|(revision, _)| *revision >= first + 10);
+            assert_eq!(take(&mut ahead, last).await, written);
             // One that begins below it hears so.
             let mut late = watch_all(&cluster.node(3), last - 1);
             let heard = timeout(LONG, late.next()).await.expect("it hears");
