@@ -44,7 +44,8 @@ use crate::wal::WalCommand;
     after_help = "Keys and values that can't be printed are shown escaped, as in \"a\\x00b\".\n\
                   Exit codes: 0 done, or clean; 1 refused, not found, or damaged; 2 could not ask \
                   or look.\n\
-                  Example: pontoonctl put hello world"
+                  Example: pontoonctl put hello world\n\
+                  Example: pontoonctl wal check /var/lib/pontoon/wal"
 )]
 struct Cli {
     #[command(flatten)]

@@ -137,7 +137,7 @@ fn a_watch_goes_on_with_another_member() {
     );
     // It was told by the first member that answers.
     cluster.stop(0);
-    cluster.ok(&["put", "a", "2"]);
+    cluster.until(&["put", "a", "2"], |_| true);
     let second = next();
     assert_eq!(
         (&second["revision"], &second["value"]),

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::asking::interrupt;
 use crate::serving::{SOON, free_ports, run, says};
-use crate::{BINARY, json};
+use crate::{Answer, BINARY, json};
 
 fn dev(temporary: &Path, arguments: &[&str]) -> Command {
     let server = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/pontoon.sh");
@@ -60,13 +60,27 @@ impl Running {
         }
     }
 
-    #[track_caller]
-    fn ok(&self, arguments: &[&str]) -> String {
+    fn ctl(&self, arguments: &[&str]) -> Answer {
         let mut command = Command::new(BINARY);
         command
             .args(["--endpoints", &self.endpoints])
             .args(arguments);
-        run(&mut command, b"").expect(0)
+        run(&mut command, b"")
+    }
+
+    #[track_caller]
+    fn ok(&self, arguments: &[&str]) -> String {
+        self.ctl(arguments).expect(0)
+    }
+
+    /// As long as there is no new leader, it is refused, or not known.
+    #[track_caller]
+    fn ok_soon(&self, arguments: &[&str]) {
+        let since = Instant::now();
+        while self.ctl(arguments).code != 0 {
+            assert!(since.elapsed() < SOON, "{arguments:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Interrupts it; returns what it said.
@@ -108,7 +122,7 @@ fn a_cluster_comes_survives_and_goes() {
 
     let pid = Pid::from_raw(running.pids[2]).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
-    running.ok(&["put", "hello", "again"]);
+    running.ok_soon(&["put", "hello", "again"]);
     assert_eq!(running.ok(&["get", "hello"]), "hello  again\n");
     // It was noticed: the child is waited for.
     let since = Instant::now();
