@@ -21,7 +21,7 @@ func (c *Cluster) Restart(m *Member) error {
 	if err := c.StartMember(m, "existing"); err != nil {
 		return err
 	}
-	return c.awaitMember(m)
+	return c.AwaitMember(m)
 }
 
 // Pid is the process of a member.
