@@ -141,7 +141,7 @@ fn pieces_are_taken_once_in_order_and_from_who_began() {
             id,
             number,
             page: pieces[number as usize].page,
-            bytes: pieces[number as usize].bytes.clone().into(),
+            bytes: pieces[number as usize].bytes.clone(),
         };
         let say = |request: &Request| message::encode(STORE, request);
         let ask = |request: Request| ask(&cluster, of, leader, say(&request));
