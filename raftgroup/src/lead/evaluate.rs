@@ -50,16 +50,16 @@ impl Lead<'_> {
                 self.start(job);
                 continue;
             };
+            if forbidden(&alarms, request).is_some() {
+                self.settle_forbidden(job);
+                continue;
+            }
             if is_read_only(request) {
                 self.settle(job);
                 continue;
             }
             if self.node.wal.is_space_low() {
                 job.finish(Err(Declined::NoSpace));
-                continue;
-            }
-            if forbidden(&alarms, request).is_some() {
-                self.settle_forbidden(job);
                 continue;
             }
             let job = self.revoke_otherwise(job);
@@ -322,10 +322,22 @@ pub(crate) fn forbidden(alarms: &Alarms, request: &Request) -> Option<Declined> 
         return None;
     }
     let is_on = |wanted| alarms.iter().any(|(alarm, _)| *alarm == wanted);
-    if is_on(Alarm::Corrupt) && !is_read_only(request) {
+    if is_on(Alarm::Corrupt) && is_logged(request) {
         return Some(Declined::Corrupt);
     }
     (is_on(Alarm::NoSpace) && has_put(request)).then_some(Declined::NoSpace)
+}
+
+/// Whether a request goes through etcd's log, though it may change nothing.
+fn is_logged(request: &Request) -> bool {
+    match request {
+        Request::Range(_) => false,
+        Request::Txn(txn) => {
+            let mut ops = txn.success.iter().chain(&txn.failure);
+            ops.any(|op| !matches!(op, Op::Range(_)))
+        }
+        Request::Put(_) | Request::DeleteRange(_) | Request::LeaseRevoke(_) => true,
+    }
 }
 
 /// Whether a request could put something.
