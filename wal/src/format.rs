@@ -393,20 +393,18 @@ pub(crate) fn segment_bytes_valid(bytes: u32) -> bool {
         && bytes.is_multiple_of(BLOCK_BYTES as u32)
 }
 
-/// The version is looked at before the checksum: a later version may have
-/// another checksum, and should still be told by its number.
+/// What it says of its version counts only with a right checksum: otherwise one
+/// bit that flipped there would look like a later version. So every version
+/// keeps these fields, and this checksum of them.
 fn check_start(bytes: &[u8], magic: u64, expected: u64, version: u32) -> Result<(), BadStart> {
     if magic != expected {
         return Err(BadStart::Damaged("not a file of this log (wrong magic)"));
     }
-    if is_stamped(bytes, 0) {
-        return match version {
-            VERSION => Ok(()),
-            other => Err(BadStart::Version(other)),
-        };
+    if !is_stamped(bytes, 0) {
+        return Err(BadStart::Damaged("wrong checksum"));
     }
     match version {
-        VERSION => Err(BadStart::Damaged("wrong checksum")),
+        VERSION => Ok(()),
         other => Err(BadStart::Version(other)),
     }
 }

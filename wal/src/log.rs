@@ -63,7 +63,7 @@ impl Config {
             commit_bytes_max: 1 << 20,
             in_flight_max: 0,
             queue_bytes_max: 16 << 20,
-            cache_bytes_max: 64 << 20,
+            cache_bytes_max: 32 << 20,
             spare_segments: 1,
             clean_above_bytes: 256 << 20,
         }

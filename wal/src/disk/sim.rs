@@ -121,6 +121,12 @@ impl SimDisk {
         self.0.lock().faults.short_reads = Some(Rng::new(seed));
     }
 
+    /// Whether nothing more can be run in the background, as if the machine
+    /// had no threads left.
+    pub fn no_background(&self, none: bool) {
+        self.0.lock().faults.no_background = none;
+    }
+
     /// Commits submitted from now on take this much longer.
     pub fn slow_syncs(&self, extra: Duration) {
         self.0.lock().faults.slow_syncs = extra;
@@ -335,6 +341,9 @@ impl Disk for SimDisk {
     }
 
     fn run_background(&self, _name: &str, task: Task) -> io::Result<()> {
+        if self.0.lock().faults.no_background {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         host::run(task);
         Ok(())
     }
@@ -390,6 +399,7 @@ struct Faults {
     failing_writes: BTreeSet<u64>,
     short_reads: Option<Rng>,
     slow_syncs: Duration,
+    no_background: bool,
 }
 
 impl State {

@@ -265,10 +265,15 @@ fn a_shortened_segment_is_damage() {
 #[test]
 fn another_version_is_told_by_its_number() {
     let (disk, _) = crashed_log();
-    for path in [dir().join("identity"), segment(2)] {
+    for (path, header_bytes) in [(dir().join("identity"), 40), (segment(2), 56)] {
         let disk = disk.fork();
         let mut bytes = disk.read_file(&path).unwrap();
         bytes[4] = 77;
+        // Without a right checksum it is just damaged.
+        disk.write_file(&path, bytes.clone());
+        assert_eq!(damage(&disk).file, path);
+        let sum = crc32fast::hash(&bytes[4..header_bytes]);
+        bytes[..4].copy_from_slice(&sum.to_le_bytes());
         disk.write_file(&path, bytes);
         match state(&disk) {
             Err(WalError::WrongVersion {
