@@ -18,6 +18,7 @@ use crate::position::{Change, Revision};
 use crate::request::KeyValue;
 use crate::store::{Store, Tables};
 use crate::tables::{Kind, Table, change_key, history_key, lease_key, record_key};
+use crate::tend::QUIET_BYTES_MIN;
 use crate::tree;
 use crate::version::{ChangeRecord, Head, Version, hash, lies_apart, record_hash, tombstone_hash};
 
@@ -28,6 +29,7 @@ impl Store {
         self.running()?;
         let _writer = self.writer.lock();
         self.check(entry)?;
+        let dirty_before = self.dirty_bytes();
         let mut scratch = Scratch::default();
         let effects = entry.steps.iter().map(|step| match step {
             Step::Write { effects, .. } => effects.len(),
@@ -50,7 +52,12 @@ impl Store {
             tables.pages.dirty_bytes()
         };
         let log_bytes = self.log_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if dirty_bytes > self.config.dirty_bytes_max || log_bytes > self.config.log_bytes_max {
+        // From there on it is looked at whether anybody still writes.
+        let grown = dirty_before <= QUIET_BYTES_MIN && dirty_bytes > QUIET_BYTES_MIN;
+        if grown
+            || dirty_bytes > self.config.dirty_bytes_max
+            || log_bytes > self.config.log_bytes_max
+        {
             self.wake.notify_one();
         }
         Ok(())

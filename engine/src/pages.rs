@@ -128,6 +128,16 @@ impl Pages {
         self.dirty_bytes
     }
 
+    /// Bytes of pages in memory, and of memory that is kept for more.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.dirty_bytes + self.spare.len() * PAGE_BYTES
+    }
+
+    /// The memory that is kept for more.
+    pub(crate) fn take_spare(&mut self) -> Vec<Arc<[u8]>> {
+        std::mem::take(&mut self.spare)
+    }
+
     /// The node on `page`.
     pub(crate) fn node(&self, page: u64) -> Result<Node<'_>, EngineError> {
         let bytes = match self.slot(page) {

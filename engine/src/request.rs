@@ -97,6 +97,9 @@ pub enum SortTarget {
     Value,
 }
 
+/// So many keys are few.
+const SHORT_KEYS_MAX: i64 = 1000;
+
 /// Reads keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -125,6 +128,21 @@ pub struct Range {
 }
 
 impl Range {
+    /// Whether it looks at a few keys only, however many there are.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        let filters = [
+            self.modified_min,
+            self.modified_max,
+            self.create_min,
+            self.create_max,
+        ];
+        let is_sorted = self.order == SortOrder::None
+            || (self.order == SortOrder::Ascend && self.target == SortTarget::Key);
+        let is_cut = (1..=SHORT_KEYS_MAX).contains(&self.limit) || self.count_only;
+        self.keys.is_one() || (is_cut && is_sorted && filters == [0; 4])
+    }
+
     /// All of `keys`, newest, without options.
     #[must_use]
     pub fn of(keys: KeyRange) -> Self {

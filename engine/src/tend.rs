@@ -1,6 +1,7 @@
 //! What a store does in the background: checkpoints, sweeps, shedding, scrubs.
 //!
-//! Kept true: every piece of it is short, and others get in between.
+//! Kept true: every piece of it is short, and others get in between. A store
+//! that nobody writes to holds few changed pages in memory.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -30,6 +31,11 @@ const SWEEP_CHANGES_SHARE: u64 = 1 << 16;
 /// Records shed in one go.
 const SHED_RECORDS: usize = 64;
 
+/// After so long without a write, what was written becomes a checkpoint and
+/// its memory is let go, if it is as much as this.
+const QUIET_AFTER: Duration = Duration::from_secs(2);
+pub(crate) const QUIET_BYTES_MIN: usize = 4 << 20;
+
 impl Store {
     /// Works until the store is closed or fails. Run it on one thread or
     /// task, for this store or together with that of others, on a runtime
@@ -37,6 +43,7 @@ impl Store {
     pub async fn tend(&self) -> Result<(), EngineError> {
         let mut scrubbed = 0;
         let mut scrub_at = Instant::now() + SCRUB_PAUSE;
+        let mut quiet = Quiet::default();
         while !self.closing.load(Ordering::Acquire) {
             if self.is_checkpoint_due() {
                 let mut checkpoint = self.begin_checkpoint()?;
@@ -46,7 +53,15 @@ impl Store {
                 checkpoint.finish(self)?;
             } else if self.compact_step(self.sweep_changes()?)? || self.shed_step(SHED_RECORDS)? {
                 tokio::time::sleep(SWEEP_PAUSE).await;
-            } else if timeout_at(scrub_at, self.wake.notified()).await.is_err() {
+            } else if quiet.is_due(self) {
+                if !self.let_go() {
+                    self.request_checkpoint();
+                }
+            } else if timeout_at(quiet.look_at(scrub_at), self.wake.notified())
+                .await
+                .is_err()
+                && scrub_at <= Instant::now()
+            {
                 scrubbed = self.scrub(scrubbed).map_err(|error| self.stop(error))?;
                 scrub_at = Instant::now()
                     + match scrubbed {
@@ -72,6 +87,23 @@ impl Store {
         self.checkpoint_wanted.load(Ordering::Acquire)
             || self.log_bytes.load(Ordering::Relaxed) > self.config.log_bytes_max
             || self.dirty_bytes() > self.config.dirty_bytes_max
+    }
+
+    /// Whether so much is in memory that it is worth a look whether anybody
+    /// still writes.
+    fn is_loaded(&self) -> bool {
+        self.tables.read().pages.memory_bytes() > QUIET_BYTES_MIN
+    }
+
+    /// Lets memory go that nobody uses; `false` if a checkpoint must come first.
+    fn let_go(&self) -> bool {
+        let mut tables = self.tables.write();
+        let spare = tables.pages.take_spare();
+        let clean = tables.pages.dirty_bytes() <= QUIET_BYTES_MIN;
+        drop(tables);
+        // It is freed while nobody waits.
+        drop(spare);
+        clean
     }
 
     /// Checks the next pages, which were asked for a pause ago.
@@ -111,10 +143,44 @@ impl Store {
     }
 
     /// Gives free pages at the end of the file back to the file system, while
-    /// serving. Returns how many bytes.
+    /// serving. Returns how many bytes. It makes checkpoints first, because
+    /// what the last two have isn't free; see [`Store::checkpoint`].
     pub fn trim(&self) -> Result<u64, EngineError> {
+        for _ in 0..META_PAGES {
+            self.force_checkpoint()?;
+        }
         let _writer = self.writer.lock();
         let result = self.tables.write().pages.cut_end();
         result.map_err(|error| self.stop(error))
+    }
+}
+
+/// Whether nobody writes.
+#[derive(Default)]
+struct Quiet {
+    /// The last entry that was seen applied, and since when, if it is watched.
+    since: Option<(u64, Instant)>,
+}
+
+impl Quiet {
+    /// Whether much is in memory and nothing was applied for a while.
+    fn is_due(&mut self, store: &Store) -> bool {
+        if !store.is_loaded() {
+            self.since = None;
+            return false;
+        }
+        let (now, applied) = (Instant::now(), store.applied().index);
+        match self.since {
+            Some((seen, since)) if seen == applied => now >= since + QUIET_AFTER,
+            _ => {
+                self.since = Some((applied, now));
+                false
+            }
+        }
+    }
+
+    fn look_at(&self, or: Instant) -> Instant {
+        self.since
+            .map_or(or, |(_, since)| or.min(since + QUIET_AFTER))
     }
 }

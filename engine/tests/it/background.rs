@@ -114,6 +114,26 @@ fn a_checkpoint_starts_when_the_log_has_grown_or_on_request() {
 }
 
 #[test]
+fn what_nobody_writes_any_more_is_checkpointed_and_its_memory_let_go() {
+    tended(Config::default(), async |store| {
+        for i in 0..1500 {
+            apply(store, (0..8).map(|k| put(8 * i + k, 500)));
+            yield_now().await;
+        }
+        assert!(store.dirty_bytes() > 4 << 20);
+        // As long as somebody writes, it stays.
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            apply(store, [put(1, 500)]);
+        }
+        assert!(store.dirty_bytes() > 4 << 20);
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert_eq!(store.dirty_bytes(), 0);
+        assert_eq!(store.checkpoints().borrow().index, store.applied().index);
+    });
+}
+
+#[test]
 fn damage_that_nobody_reads_is_found_in_the_background() {
     let disk = disk(3);
     let store = open(&disk).unwrap();
