@@ -48,7 +48,7 @@ mod session;
 mod split;
 mod txn;
 
-pub(crate) use evaluate::{forbidden, is_read_only};
+pub(crate) use evaluate::{forbidden, is_read_only, unsound};
 use latches::Latches;
 use leases::Lessor;
 pub(crate) use members::{Alarms, Damaged};
@@ -81,6 +81,7 @@ pub(crate) async fn serve(
     let me = node.me;
     // It goes on when its group is split, until the term is over.
     let mut sequencer: Option<(Term, AtDesk)> = None;
+    let mut hand_over_at = None;
     loop {
         let now = *leadership.borrow_and_update();
         let leads = now.ready && now.leader == Some(me) && now.term > spent;
@@ -109,10 +110,19 @@ pub(crate) async fn serve(
             }
             continue;
         }
+        // Nobody leads in a spent term any more, but as long as the others hear
+        // this node, they wait for it.
+        let is_spent = now.leader == Some(me) && now.term <= spent;
+        hand_over_at =
+            is_spent.then(|| hand_over_at.unwrap_or_else(|| Instant::now() + HAND_OVER_AFTER));
         tokio::select! {
             biased;
             changed = leadership.changed() => if changed.is_err() {
                 return;
+            },
+            () = sleep_until(hand_over_at) => {
+                hand_over_at = None;
+                node.hand_over(&replica).await;
             },
             // Others are dropped: who waits hears that this node doesn't lead.
             Some(note) = notes.recv() => if let Note::Job(job) = note {
@@ -814,6 +824,9 @@ async fn sleep_until(due: Option<Instant>) {
 
 /// Before something that is due is looked at again.
 const TICK: Duration = Duration::from_millis(5);
+
+/// Before a lead that can't be used is handed over.
+const HAND_OVER_AFTER: Duration = Duration::from_millis(200);
 
 /// Before something that didn't work is tried again.
 const RETRY: Duration = Duration::from_millis(20);

@@ -12,6 +12,8 @@
 //! The numbers of the rules are those of `docs/revisions.md`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pontoon_engine::Revision;
 
@@ -113,6 +115,35 @@ pub(crate) struct Closed {
 /// How far the ceiling is raised above what is granted.
 const AHEAD: i64 = 1 << 16;
 
+/// What was done since the node was started, by one ledger after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) grants: AtomicU64,
+    pub(crate) revisions: AtomicU64,
+    pub(crate) stale: AtomicU64,
+    pub(crate) read_points: AtomicU64,
+}
+
+impl Tally {
+    fn granted(&self, revisions: u64) {
+        self.grants.fetch_add(1, Relaxed);
+        self.revisions.fetch_add(revisions, Relaxed);
+    }
+}
+
+/// What stands in the books of a sequencer now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LedgerOpen {
+    /// Groups that have announced themselves to it.
+    pub groups: usize,
+    /// Grants whose revisions are not all known to be applied.
+    pub grants: usize,
+    /// Revisions from the first of those on.
+    pub revisions: i64,
+    /// Revisions that can be granted before the ceiling must be raised.
+    pub below_ceiling: i64,
+}
+
 pub(crate) struct Ledger {
     epoch: Term,
     next: Revision,
@@ -123,6 +154,7 @@ pub(crate) struct Ledger {
     /// The root entry that last changed what requests are evaluated on.
     changed: LogIndex,
     books: BTreeMap<GroupId, Book>,
+    tally: Arc<Tally>,
 }
 
 /// What is known of one group in this epoch.
@@ -168,6 +200,24 @@ impl Ledger {
             root_applied: last,
             changed,
             books: BTreeMap::from([(GroupId::ROOT, root)]),
+            tally: Arc::default(),
+        }
+    }
+
+    /// The same, which goes on counting where others have.
+    pub(crate) fn counted(self, tally: Arc<Tally>) -> Self {
+        Self { tally, ..self }
+    }
+
+    pub(crate) fn open(&self) -> LedgerOpen {
+        let first = |book: &Book| book.outstanding.front().map(|run| run.0);
+        let first = self.books.values().filter_map(first).min();
+        let ceiling = self.ceiling.unwrap_or(self.next);
+        LedgerOpen {
+            groups: self.books.len(),
+            grants: self.books.values().map(|book| book.outstanding.len()).sum(),
+            revisions: self.next.0 - first.unwrap_or(self.next).0,
+            below_ceiling: (ceiling.next().0 - self.next.0).max(0),
         }
     }
 
@@ -215,6 +265,16 @@ impl Ledger {
     /// Grants revisions to a group; `alive` says whether all leases are that it
     /// names.
     pub(crate) fn ask(&mut self, ask: &Ask, alive: bool) -> Asked {
+        let asked = self.enter(ask, alive);
+        match asked {
+            Asked::Granted(..) => self.tally.granted(ask.count),
+            Asked::Stale => _ = self.tally.stale.fetch_add(1, Relaxed),
+            Asked::Wait | Asked::Ignored => {}
+        }
+        asked
+    }
+
+    fn enter(&mut self, ask: &Ask, alive: bool) -> Asked {
         let (changed, ceiling, next) = (self.changed, self.ceiling, self.next);
         let Some(book) = self.current(ask.stamp) else {
             return Asked::Ignored;
@@ -257,6 +317,7 @@ impl Ledger {
             return TxnEntered::Wait;
         }
         self.next = revision.next();
+        self.tally.granted(1);
         let mut places = Vec::new();
         for participant in &ask.participants {
             let group = participant.group;
@@ -283,6 +344,7 @@ impl Ledger {
     /// which need no ceiling.
     pub(crate) fn own(&mut self, count: u64) -> Revision {
         let first = self.next;
+        self.tally.granted(count);
         let count = i64::try_from(count).expect("a batch fits in memory");
         self.next = Revision(first.0 + count);
         let root = self.books.get_mut(&GroupId::ROOT).expect("it is there");

@@ -38,11 +38,12 @@ mod watch;
 
 pub use error::Failure;
 pub use lease::{LeaseGranted, LeaseStatus};
+pub use ledger::LedgerOpen;
 pub use link::{
     CallError, Handler, Inbox, Link, Network, PeerEvent, Plain, Reply, SimCounts, SimDelivery,
     SimNetwork, Stream, TcpConfig, TcpNetwork, Timing as LinkTiming, Unsent, Wrap,
 };
-pub use look::Look;
+pub use look::{LedgerLook, Look};
 pub use map::{Placed, RangeMap, profile};
 pub use member::{Alarm, Member, MemberReject};
 pub use node::{Config, ContentSum, Node, NodeFailure, ReplicaStatus};

@@ -1,8 +1,9 @@
-//! What people may know of a range, and one thing that they may ask of it.
+//! What people may know of a range and of the ledger, and one thing that they may
+//! ask.
 //!
 //! Kept true: looking changes nothing and waits for nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use pontoon_engine::Revision;
 use tokio::time::Instant;
 
 use crate::error::Failure;
+use crate::ledger::LedgerOpen;
 use crate::member::MemberReject;
 use crate::message::Work;
 use crate::node::{Inner, Node};
@@ -35,9 +37,43 @@ pub struct Look {
     /// How far the log of each member is known to be this leader's; `None` if
     /// it doesn't lead.
     pub progress: Option<BTreeMap<NodeId, LogIndex>>,
+    /// Whom the group counts, voters and learners, by the log of this replica.
+    pub counted: BTreeSet<NodeId>,
+}
+
+/// What a member has done as the sequencer since it was started. With one
+/// group there is none: its leader just counts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LedgerLook {
+    /// Grants that it made, also those of which it doesn't know that they
+    /// arrived.
+    pub grants: u64,
+    /// Revisions in them.
+    pub revisions: u64,
+    /// Times that it refused to grant, because what the asker knew of the
+    /// cluster was old.
+    pub stale: u64,
+    /// Read points that it gave to members, each for all reads that waited
+    /// there.
+    pub read_points: u64,
+    /// `None` if it isn't the sequencer now.
+    pub open: Option<LedgerOpen>,
 }
 
 impl Node {
+    /// Looks at the ledger.
+    #[must_use]
+    pub fn look_at_ledger(&self) -> LedgerLook {
+        let tally = self.0.sequencing.tally();
+        LedgerLook {
+            grants: tally.grants.load(Ordering::Relaxed),
+            revisions: tally.revisions.load(Ordering::Relaxed),
+            stale: tally.stale.load(Ordering::Relaxed),
+            read_points: tally.read_points.load(Ordering::Relaxed),
+            open: self.0.sequencing.current().map(|desk| desk.open()),
+        }
+    }
+
     /// Looks at the replica of a group, if there is one here.
     #[must_use]
     pub fn look(&self, group: GroupId) -> Option<Look> {
@@ -53,6 +89,7 @@ impl Node {
             undecided: store.undecided().len(),
             shedding: store.is_shedding(),
             progress: replica.group.progress(),
+            counted: replica.group.membership().nodes(),
         })
     }
 

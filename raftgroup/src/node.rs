@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use parking_lot::{Mutex, RwLock};
 use pontoon_engine::{
     Answer, ContentHash, EngineError, Range, RangeAnswer, Reject, Request, Revision, Step, Store,
@@ -41,6 +42,9 @@ use crate::sequence::Role;
 use crate::split::Copies;
 use crate::watch::{Watch, WatchStream, Watches};
 use crate::{compare, mend, opening, reconcile, rest, split};
+
+/// How long the last checkpoints may take when a node ends.
+const FINISH_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a node is kept.
 #[derive(Clone, Debug)]
@@ -599,6 +603,17 @@ impl Node {
         }
     }
 
+    /// Gives what is free at the ends of this member's trees back to the file
+    /// system, one after the other, while it serves; returns how many bytes.
+    pub async fn trim(&self) -> Result<u64, Failure> {
+        let replicas: Vec<_> = self.0.replicas.read().values().cloned().collect();
+        let mut bytes = 0;
+        for replica in replicas {
+            bytes += replica.group.trim().await.ok_or(Failure::Stopped)?;
+        }
+        Ok(bytes)
+    }
+
     /// Numbers about the node's log.
     #[must_use]
     pub fn log_counters(&self) -> &pontoon_wal::Counters {
@@ -608,9 +623,8 @@ impl Node {
     /// Ends the node in order.
     pub async fn close(self) {
         let replicas: Vec<_> = self.0.replicas.read().values().cloned().collect();
-        for replica in replicas {
-            replica.group.close().await;
-        }
+        let finished = replicas.iter().map(|one| one.group.finish(FINISH_WITHIN));
+        join_all(finished).await;
         self.0.scope.end();
     }
 }
@@ -809,7 +823,6 @@ impl Inner {
         if steps.is_empty() || steps.iter().any(split::is_about) {
             self.copies.news.notify_one();
         }
-        self.progress.send_modify(|count| *count += 1);
     }
 
     /// Takes over what the root group's store has, which stands still.

@@ -25,6 +25,7 @@ use openraft::{ReadPolicy, SnapshotPolicy};
 use pontoon_engine::{EngineError, Revision, Step, Store};
 use pontoon_wal::Wal;
 use pontoon_wal::disk::Disk;
+use tokio::sync::oneshot;
 
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::runtime::Scope;
@@ -92,6 +93,10 @@ pub(crate) trait Machine: Send + Sync + 'static {
     /// An entry was applied to `store`, or a snapshot became it (then there
     /// are no steps). Called in order, before the proposer hears of it.
     fn applied(&self, store: &Arc<Store>, index: LogIndex, term: Term, steps: &[Step]);
+
+    /// The group shows that the entry was applied, so whoever is woken by this
+    /// finds it. (Who is woken earlier may look too early, and never again.)
+    fn shown(&self, index: LogIndex);
 
     /// An entry with [`Step::Compact`] is about to be applied.
     fn before_compact(&self, store: &Arc<Store>, floor: Revision);
@@ -447,6 +452,44 @@ impl Group {
             Stop::Other(_) => {}
             reason => self.replica.failure.set(reason),
         }
+    }
+
+    /// Gives what is free at the end of the tree's file back to the file
+    /// system, while the replica serves; returns how many bytes, `None` if it
+    /// has failed.
+    pub(crate) async fn trim(&self) -> Option<u64> {
+        let (done, trimmed) = oneshot::channel();
+        let (store, failure) = (self.store(), Arc::clone(&self.replica.failure));
+        let part = move || {
+            let trimmed = store.trim();
+            if let Err(error) = &trimmed {
+                failure.set(Stop::from(error));
+            }
+            // Nobody waits any more: fine.
+            let _ = done.send(trimmed.ok());
+        };
+        self.tenders.copy(self.replica.group(), part).ok()?;
+        trimmed.await.ok().flatten()
+    }
+
+    /// Ends it in order, and so that the next start has nothing to apply
+    /// again, unless that takes too long.
+    pub(crate) async fn finish(&self, within: Duration) {
+        let is_well = self.failure().is_none();
+        // It may have stopped by itself.
+        let _ = self.raft.shutdown().await;
+        let store = self.store();
+        let applied = store.applied().index;
+        let mut checkpoints = store.checkpoints();
+        if is_well && checkpoints.borrow_and_update().index < applied {
+            store.request_checkpoint();
+            let durable = checkpoints.wait_for(|durable| durable.index >= applied);
+            if !matches!(tokio::time::timeout(within, durable).await, Ok(Ok(_))) {
+                let group = self.replica.group();
+                tracing::warn!("group {group}: it ends without a checkpoint");
+            }
+        }
+        self.close().await;
     }
 
     /// Ends it in order.

@@ -8,19 +8,21 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pontoon_engine::{
-    Answer, EngineError, KeyRange, Pending, Range, RangeAnswer, Reject, Request, Revision,
+    Answer, EngineError, KeyRange, Pending, Range, RangeAnswer, Reject, Request, Revision, Store,
     evaluate, join, part, range,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::Failure;
+use crate::lead::forbidden;
 use crate::map::{Placed, RangeMap, Touches, within};
 use crate::message::{Answered, Declined, Done, Message, Outcome, ReadPoint, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex};
 use crate::replica::{Barrier, Note, Replica};
 use crate::route::Undone;
+use crate::runtime::aside;
 
 /// Those who wait for a read point; one question to the sequencer serves all
 /// who came before it.
@@ -53,6 +55,14 @@ impl Answers {
     /// What was told of a group was told of what is split off from it.
     pub(crate) fn split(&self, parent: GroupId, child: GroupId) {
         self.note(child, self.last(parent));
+    }
+}
+
+/// Looks for keys. Nobody else waits meanwhile, if there may be many.
+fn find(store: &Store, revision: Revision, wanted: &Range) -> Result<RangeAnswer, EngineError> {
+    match wanted.is_short() {
+        true => range(store, revision, wanted),
+        false => aside(|| range(store, revision, wanted)),
     }
 }
 
@@ -147,7 +157,7 @@ impl Inner {
                 if wanted.revision > 0 && wanted.revision < floor.0 {
                     return Some(Err(Declined::Reject(Reject::Compacted)));
                 }
-                range(&store, revision, wanted).map(Answer::Range)
+                find(&store, revision, wanted).map(Answer::Range)
             }
             Work::LeaseKeys { lease, .. } => {
                 let mut keys = Vec::new();
@@ -169,6 +179,13 @@ impl Inner {
                 });
             }
             Work::Request(request) | Work::Look { request, .. } => {
+                // This node knows of every alarm that was acknowledged (rule 15).
+                // (Who looks for a transaction heeds them for all of it.)
+                if matches!(work, Work::Request(_))
+                    && let Some(declined) = forbidden(&self.cluster.borrow().alarms, request)
+                {
+                    return Some(Err(declined));
+                }
                 let mut pending = Pending::new();
                 pending.raise_floor(floor);
                 let leases = |lease| self.leases.alive(lease).is_some();
@@ -419,7 +436,7 @@ impl Inner {
         for (replica, (_, keys)) in replicas.iter().zip(&parts) {
             let mut asked = part(wanted, &answers);
             asked.keys = keys.clone();
-            match range(&replica.group.store(), revision, &asked) {
+            match find(&replica.group.store(), revision, &asked) {
                 Ok(answer) => answers.push(answer),
                 Err(EngineError::Reject(reject)) => return Err(reject.into()),
                 Err(EngineError::Undecided(_)) => return Ok(None),

@@ -275,17 +275,23 @@ impl Inner {
                 return;
             }
             for replica in led {
-                let voters = replica.group.membership().voters;
-                let progress = replica.group.progress().unwrap_or_default();
-                let next = voters
-                    .iter()
-                    .filter(|node| **node != self.me && self.link.is_alive(**node))
-                    .max_by_key(|node| progress.get(node));
-                if let Some(next) = next {
-                    self.transfer(replica.id, *next).await;
-                }
+                self.hand_over(replica).await;
             }
             tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Hands over the lead of a group to who has most of its log, if anybody
+    /// else is there.
+    pub(crate) async fn hand_over(&self, replica: &Replica) {
+        let voters = replica.group.membership().voters;
+        let progress = replica.group.progress().unwrap_or_default();
+        let next = voters
+            .iter()
+            .filter(|node| **node != self.me && self.link.is_alive(**node))
+            .max_by_key(|node| progress.get(node));
+        if let Some(next) = next {
+            self.transfer(replica.id, *next).await;
         }
     }
 

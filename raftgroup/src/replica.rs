@@ -223,6 +223,12 @@ impl Machine for Follow {
         }
     }
 
+    fn shown(&self, _index: LogIndex) {
+        if let Some(node) = self.node.upgrade() {
+            node.progress.send_modify(|count| *count += 1);
+        }
+    }
+
     fn before_install(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         let (id, node) = (self.id, self.node.upgrade());
         Box::pin(async move {

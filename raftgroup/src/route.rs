@@ -11,6 +11,7 @@ use pontoon_engine::{Answer, Reject, Request, Revision, check};
 use tokio::time::Instant;
 
 use crate::error::Failure;
+use crate::lead::unsound;
 use crate::link::CallError;
 use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Done, Forward, Message, Outcome, Work};
@@ -119,6 +120,9 @@ impl Inner {
                 };
                 if !self.root_catches_up(point.root).await {
                     continue;
+                }
+                if unsound(&self.cluster.borrow().alarms).is_some() {
+                    return Err(Failure::Corrupt);
                 }
                 if revision <= self.floor() {
                     return Err(Reject::Compacted.into());

@@ -15,6 +15,7 @@ use openraft::{AsyncRuntime, Instant as _};
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::{AbortHandle, JoinHandle};
 
 pub(crate) mod watched;
@@ -88,6 +89,16 @@ impl Scope {
     #[must_use]
     pub fn random(&self) -> u64 {
         self.0.lock().rng.next_u64()
+    }
+}
+
+/// Does what may take long so that no other task waits for it, where there are
+/// threads for that.
+pub(crate) fn aside<T>(work: impl FnOnce() -> T) -> T {
+    let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    match flavor {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 

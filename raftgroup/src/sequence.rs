@@ -5,6 +5,7 @@
 //! still the leader (rule 3). One round serves all that wait.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::task::AbortHandle;
 use crate::cluster::ceiling_step;
 use crate::codec::Wire;
 use crate::command::Command;
-use crate::ledger::{Ask, Asked, Hello, Ledger, Resolved, TxnEntered, TxnPlace};
+use crate::ledger::{Ask, Asked, Hello, Ledger, LedgerOpen, Resolved, Tally, TxnEntered, TxnPlace};
 use crate::link::Reply;
 use crate::marks::{GroupMark, Marks};
 use crate::message::{Grant, Heard, Message, ReadPoint};
@@ -35,11 +36,18 @@ pub(crate) struct Sequencing(Arc<Desk>);
 /// Who sequences here, if anybody does. It doesn't keep it from ending: a
 /// leader whose tasks are ended has no time to say so.
 #[derive(Default)]
-pub(crate) struct Role(Mutex<Weak<Desk>>);
+pub(crate) struct Role {
+    desk: Mutex<Weak<Desk>>,
+    tally: Arc<Tally>,
+}
 
 impl Role {
     pub(crate) fn current(&self) -> Option<Sequencing> {
-        self.0.lock().upgrade().map(Sequencing)
+        self.desk.lock().upgrade().map(Sequencing)
+    }
+
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
     }
 }
 
@@ -73,14 +81,16 @@ impl Sequencing {
         term: Term,
     ) -> (Arc<Mutex<Ledger>>, Self) {
         let cluster = node.cluster.borrow().clone();
-        let ledger = Arc::new(Mutex::new(Ledger::new(
+        let ledger = Ledger::new(
             term,
             replica.group.store().last_revision(),
             &replica.group.store().undecided(),
             cluster.ceiling,
             cluster.changed,
             replica.applied(),
-        )));
+        );
+        let ledger = ledger.counted(Arc::clone(&node.sequencing.tally));
+        let ledger = Arc::new(Mutex::new(ledger));
         let (questions, inbox) = mpsc::unbounded_channel();
         let desk = Arc::new(Desk {
             node: Arc::clone(node),
@@ -99,7 +109,7 @@ impl Sequencing {
             node.scope.spawn(tell_all(Arc::clone(&sequencing.0))),
         ];
         *sequencing.0.tasks.lock() = tasks.iter().map(|task| task.abort_handle()).collect();
-        *node.sequencing.0.lock() = Arc::downgrade(&sequencing.0);
+        *node.sequencing.desk.lock() = Arc::downgrade(&sequencing.0);
         (ledger, sequencing)
     }
 
@@ -109,10 +119,14 @@ impl Sequencing {
         for task in desk.tasks.lock().drain(..) {
             task.abort();
         }
-        let mut current = desk.node.sequencing.0.lock();
+        let mut current = desk.node.sequencing.desk.lock();
         if current.ptr_eq(&Arc::downgrade(desk)) {
             *current = Weak::new();
         }
+    }
+
+    pub(crate) fn open(&self) -> LedgerOpen {
+        self.0.ledger.lock().open()
     }
 
     /// Members should hear of what changed in the ledger.
@@ -293,6 +307,9 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
         for (ask, revision, places, reply) in txns.drain(..) {
             desk.send_txn(&ask, revision, &places, reply);
         }
+        let served = readers.len() as u64;
+        let tally = &desk.node.sequencing.tally;
+        tally.read_points.fetch_add(served, Relaxed);
         for reply in readers.drain(..) {
             reply.send(Some(point).encode());
         }

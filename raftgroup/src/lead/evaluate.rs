@@ -321,11 +321,21 @@ pub(crate) fn forbidden(alarms: &Alarms, request: &Request) -> Option<Declined> 
     if alarms.is_empty() {
         return None;
     }
-    let is_on = |wanted| alarms.iter().any(|(alarm, _)| *alarm == wanted);
-    if is_on(Alarm::Corrupt) && is_logged(request) {
-        return Some(Declined::Corrupt);
+    if is_logged(request)
+        && let Some(declined) = unsound(alarms)
+    {
+        return Some(declined);
     }
-    (is_on(Alarm::NoSpace) && has_put(request)).then_some(Declined::NoSpace)
+    (is_on(alarms, Alarm::NoSpace) && has_put(request)).then_some(Declined::NoSpace)
+}
+
+/// Why nothing can be changed while these alarms are on.
+pub(crate) fn unsound(alarms: &Alarms) -> Option<Declined> {
+    is_on(alarms, Alarm::Corrupt).then_some(Declined::Corrupt)
+}
+
+fn is_on(alarms: &Alarms, wanted: Alarm) -> bool {
+    alarms.iter().any(|(alarm, _)| *alarm == wanted)
 }
 
 /// Whether a request goes through etcd's log, though it may change nothing.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use pontoon_engine::{Reject, Revision, Step};
 
+use super::evaluate::unsound;
 use super::{Flight, Freight, Lead, Source};
 use crate::cluster::Cluster;
 use crate::map::Touches;
@@ -24,6 +25,8 @@ impl Lead<'_> {
             };
             if !self.replica.id.is_root() {
                 job.finish(Err(Declined::Reject(Reject::FutureRevision)));
+            } else if let Some(declined) = unsound(&cluster.alarms) {
+                self.refuse(declined, job);
             } else if revision <= cluster.floor {
                 job.finish(Err(Declined::Reject(Reject::Compacted)));
             } else if matches!(self.source, Source::Own) && revision > self.store_revision() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use pontoon_engine::{Put, Reject, Request, Revision, Step};
 use tokio::time::Instant;
 
-use super::evaluate::forbidden;
+use super::evaluate::{forbidden, unsound};
 use super::{Event, Flight, Freight, Lead, Source};
 use crate::lease::{
     Deadlines, LeaseAnswered, LeaseKnown, LeaseName, LeaseRecord, LeaseWork, TTL_SECS_MAX,
@@ -228,7 +228,7 @@ impl Lead<'_> {
 
     /// Refuses for what this node knows, once it is certain that nobody else
     /// leads.
-    fn refuse(&self, declined: Declined, job: Job) {
+    pub(super) fn refuse(&self, declined: Declined, job: Job) {
         let rounds = Arc::clone(&self.replica.rounds);
         self.node.scope.spawn(async move {
             match rounds.confirm().await {
@@ -247,6 +247,9 @@ impl Lead<'_> {
     }
 
     fn revoke(&mut self, id: i64, mut job: Job) {
+        if let Some(declined) = unsound(&self.node.cluster.borrow().alarms) {
+            return self.refuse(declined, job);
+        }
         let Some(mut lease) = self.lease(id).filter(|lease| !lease.revoking) else {
             // It goes; that it is gone is not said before it is.
             return match self.node.leases.get(id) {
@@ -371,10 +374,17 @@ impl Lead<'_> {
         }
     }
 
-    /// Whether nothing about leases is on its way into the log.
+    /// Whether nothing about leases is on its way into the log, be it a change
+    /// of one or a decision that ends one: who writes what they are now would
+    /// bring back what they were.
     pub(super) fn is_settled(&self) -> bool {
         let mut proposed = self.lessor.proposed.values();
-        !proposed.any(|(flight, _)| flight.is_some())
+        let mut flights = self.flights.iter();
+        let ends_one = |flight: &Flight| match &flight.freight {
+            Freight::Decisions(decisions) => decisions.iter().any(|one| !one.then.is_empty()),
+            _ => false,
+        };
+        !proposed.any(|(flight, _)| flight.is_some()) && !flights.any(ends_one)
     }
 
     /// A flight has ended: the leases that it changed are as the store says.

@@ -548,8 +548,12 @@ impl Lead<'_> {
     }
 
     fn decide(&mut self, txn: TxnId, revision: Revision, fate: Fate, job: Job) {
-        match self.latches.get(txn).map(|latch| &latch.state) {
-            Some(State::Prepared(prepared)) if prepared.revision == revision => {
+        let state = self.latches.get(txn).map(|latch| &latch.state);
+        match state {
+            // (The store may have the prepare before this leader hears of it.)
+            Some(State::Prepared(prepared) | State::Preparing(prepared))
+                if prepared.revision == revision && self.fate(txn) == Fate::Prepared =>
+            {
                 let decision = Decision {
                     txn,
                     revision,

@@ -61,6 +61,46 @@ fn closed(ledger: &Ledger, group: GroupId) -> i64 {
 }
 
 #[test]
+fn what_is_open_and_what_was_done_can_be_looked_at() {
+    let tally = Arc::new(Tally::default());
+    let mut ledger = ledger().counted(Arc::clone(&tally));
+    let nothing = LedgerOpen {
+        groups: 3,
+        grants: 0,
+        revisions: 0,
+        below_ceiling: 1000,
+    };
+    assert_eq!(ledger.open(), nothing);
+    let first = granted(&mut ledger, stamp(GROUP, 1), 3);
+    granted(&mut ledger, stamp(OTHER, 1), 2);
+    ledger.own(5);
+    let open = LedgerOpen {
+        grants: 3,
+        revisions: 10,
+        below_ceiling: 990,
+        ..nothing
+    };
+    assert_eq!(ledger.open(), open);
+    // A part of the oldest is applied.
+    let mut resolved = Resolved {
+        stamp: stamp(GROUP, 1),
+        revision: first,
+        index: LogIndex(11),
+    };
+    assert!(ledger.resolved(&resolved));
+    assert_eq!((ledger.open().grants, ledger.open().revisions), (3, 9));
+    resolved.revision = Revision(first.0 + 2);
+    assert!(ledger.resolved(&resolved));
+    assert_eq!((ledger.open().grants, ledger.open().revisions), (2, 7));
+    // What is refused or must wait is no grant.
+    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 5000), true), Asked::Wait);
+    assert_eq!(ledger.ask(&ask(stamp(GROUP, 1), 1), false), Asked::Stale);
+    assert_eq!(ledger.ask(&ask(stamp(GROUP, 2), 1), true), Asked::Ignored);
+    let done = [&tally.grants, &tally.revisions, &tally.stale];
+    assert_eq!(done.map(|count| count.load(Relaxed)), [3, 10, 1]);
+}
+
+#[test]
 fn rule_2_nothing_is_granted_above_the_committed_ceiling() {
     let mut ledger = Ledger::new(
         Term(5),

@@ -215,6 +215,7 @@ impl Replica {
         self.machine.applied(store, index, term, steps);
         self.applied_term.store(term.0, Ordering::Release);
         self.applied.send_replace(index);
+        self.machine.shown(index);
     }
 
     /// What `applied` and the membership by then are, in openraft's words.

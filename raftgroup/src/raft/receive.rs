@@ -99,10 +99,19 @@ impl Group {
         reply: Answered,
         part: impl FnOnce(&Self) -> Answer + Send + 'static,
     ) {
-        let group = Arc::clone(self);
-        let part = move || reply(part(&group).encode());
+        let reply = Arc::new(Mutex::new(Some(reply)));
+        let (group, owed) = (Arc::clone(self), Arc::clone(&reply));
+        let part = move || {
+            let answer = part(&group).encode();
+            if let Some(reply) = owed.lock().take() {
+                reply(answer);
+            }
+        };
         if let Err(error) = self.tenders.copy(self.replica.group(), part) {
             tracing::warn!(%error, "no thread for a copy");
+            if let Some(reply) = reply.lock().take() {
+                reply(refused("there is no thread for a copy").encode());
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -50,6 +50,9 @@ pub(crate) fn simulate<T>(test: impl Future<Output = T>) -> T {
 #[derive(Default)]
 pub(crate) struct Notebook {
     pub(crate) told: Mutex<Vec<(LogIndex, Term, Bytes)>>,
+    /// Entries that were shown, with what the group had applied then.
+    pub(crate) shown: Mutex<Vec<(LogIndex, LogIndex)>>,
+    group: Mutex<Weak<Group>>,
     /// The next snapshot waits for it.
     pub(crate) holds: Mutex<Option<oneshot::Receiver<()>>>,
 }
@@ -77,6 +80,12 @@ impl Machine for Notebook {
             assert!(index > *last, "{index} after {last}");
         }
         told.push((index, term, command));
+    }
+
+    fn shown(&self, index: LogIndex) {
+        if let Some(group) = self.group.lock().upgrade() {
+            self.shown.lock().push((index, group.applied_index()));
+        }
     }
 
     fn before_compact(&self, _: &Arc<Store>, _: Revision) {}
@@ -325,6 +334,7 @@ impl Cluster {
             &scope,
         )
         .await?;
+        *machine.group.lock() = Arc::downgrade(&group);
         let links = &self.net.0;
         links.lock().nodes.insert(NodeId(id), Arc::clone(&group));
         let node = Node {

@@ -72,22 +72,30 @@ impl Inner {
     ) -> Result<Answer, Tried> {
         if forbidden(&self.cluster.borrow().alarms, request).is_some() {
             // Also for what it might do and won't, as in etcd.
-            self.know_root().await?;
-            if let Some(declined) = forbidden(&self.cluster.borrow().alarms, request) {
-                return Err(declined.into());
-            }
+            self.check_alarms(request).await?;
         }
         let txn = as_txn(request);
         let plan = Plan::of(&txn, map);
         self.register_leases(request, map, deadline).await?;
         let changes_nothing = is_read_only(request);
-        let answer = match changes_nothing {
-            true => self.look(&plan, map, deadline).await?,
-            false => match self.attempt(&plan, map, deadline).await {
-                Err(Tried::NoChange) => self.look(&plan, map, deadline).await?,
-                answer => answer?,
-            },
+        let tried = match changes_nothing {
+            true => Err(Tried::NoChange),
+            false => self.attempt(&plan, map, deadline).await,
         };
+        let tried = match tried {
+            Err(Tried::NoChange) => {
+                let looked = self.look(&plan, map, deadline).await;
+                self.heed_alarms(request)?;
+                looked
+            }
+            // No grant has told of an alarm.
+            Err(Tried::Failed(Failure::Reject(_))) => {
+                self.check_alarms(request).await?;
+                tried
+            }
+            tried => tried,
+        };
+        let answer = tried?;
         Ok(match (request, answer) {
             (Request::DeleteRange(_), Answer::Txn(mut answer)) if answer.answers.len() == 1 => {
                 answer.answers.remove(0)
@@ -96,7 +104,22 @@ impl Inner {
         })
     }
 
+    /// Refuses what goes against an alarm, as things are (rule 15).
+    async fn check_alarms(self: &Arc<Self>, request: &Request) -> Result<(), Tried> {
+        self.know_root().await?;
+        self.heed_alarms(request)
+    }
+
+    /// The same, as far as this node knows.
+    fn heed_alarms(&self, request: &Request) -> Result<(), Tried> {
+        match forbidden(&self.cluster.borrow().alarms, request) {
+            Some(declined) => Err(declined.into()),
+            None => Ok(()),
+        }
+    }
+
     /// Evaluates at a read point what is expected to change nothing (rule 1).
+    /// Then this node knows all of the root group that was acknowledged before.
     async fn look(
         self: &Arc<Self>,
         plan: &Plan<'_>,
@@ -104,6 +127,9 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Answer, Tried> {
         let at = self.read_point().await.ok_or(Tried::Again)?;
+        if !self.root_catches_up(at.root).await {
+            return Err(Tried::Again);
+        }
         let mut said = BTreeMap::new();
         let look = |group: GroupId, txn: Txn| {
             let work = Work::Look {

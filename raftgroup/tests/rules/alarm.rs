@@ -1,10 +1,10 @@
 //! Rule 15: an alarm binds everybody from when it was acknowledged on, and
 //! nobody from when its end was.
 
-use pontoon_engine::{Op, Request, Txn};
+use pontoon_engine::{DeleteRange, KeyRange, Op, Put, Request, Txn};
 use pontoon_raftgroup::{Alarm, Failure, GroupId, NodeId};
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, put, put_if, simulate};
+use crate::cluster::{Client, Cluster, LONG, ROOT, put, put_if, revision, simulate};
 
 /// Node 3 leads the last group and hears of the root group's entries late.
 async fn unheard(splits: &[&'static str]) -> Cluster {
@@ -50,6 +50,80 @@ fn rule_15_no_write_is_evaluated_by_one_who_has_not_heard_of_the_alarm() {
             let granted = third.lease_grant(0, 60, LONG).await;
             assert_eq!(granted.err(), Some(failure.clone()));
             assert_eq!(third.get("n").await.kvs[0].value, "1");
+        });
+    }
+}
+
+/// In one group and over two: a lease that isn't there, and nothing to delete.
+#[test]
+fn rule_15_the_alarm_comes_before_what_else_a_write_is_told() {
+    let lease = |key| {
+        Op::Put(Put {
+            lease: 77,
+            ..put(key, "2")
+        })
+    };
+    let delete = |key: &'static str| {
+        Op::DeleteRange(DeleteRange {
+            keys: KeyRange::one(key),
+            prev_kv: false,
+        })
+    };
+    for ops in [
+        vec![lease("n")],
+        vec![lease("a"), lease("n")],
+        vec![delete("o")],
+        vec![delete("b"), delete("o")],
+    ] {
+        simulate(async {
+            let cluster = unheard(&["f", "m"]).await;
+            let (first, third) = (cluster.node(1), cluster.node(3));
+            let raised = first.alarm(NodeId(2), Alarm::Corrupt, true, LONG).await;
+            assert_eq!(raised, Ok(()));
+            assert!(!on(&cluster, 3));
+            let txn = Txn {
+                success: ops,
+                ..Txn::default()
+            };
+            assert_eq!(third.txn(txn, LONG).await.err(), Some(Failure::Corrupt));
+        });
+    }
+}
+
+/// Compactions, and the end of leases in one group and in several.
+#[test]
+fn rule_15_what_changes_no_key_is_refused_while_the_cluster_is_corrupt() {
+    for splits in [&["f", "m"][..], &[]] {
+        simulate(async {
+            let cluster = unheard(splits).await;
+            let (first, third) = (cluster.node(1), cluster.node(3));
+            for (lease, keys) in [(1, &[][..]), (2, &["b"]), (3, &["a", "n"])] {
+                third.lease_grant(lease, 600, LONG).await.unwrap();
+                for key in keys {
+                    let put = Put {
+                        lease,
+                        ..put(key, "1")
+                    };
+                    third.request(Request::Put(put), LONG).await.unwrap();
+                }
+            }
+            let raised = first.alarm(NodeId(2), Alarm::Corrupt, true, LONG).await;
+            assert_eq!(raised, Ok(()));
+            assert_eq!(on(&cluster, 3), splits.is_empty());
+            for number in [2, 0, 1000] {
+                let compacted = third.compact(revision(number), LONG).await;
+                assert_eq!(compacted, Err(Failure::Corrupt));
+            }
+            for lease in 1..=4 {
+                let revoked = third.lease_revoke(lease, LONG).await;
+                assert_eq!(revoked, Err(Failure::Corrupt), "lease {lease}");
+            }
+            let ended = first.alarm(NodeId(2), Alarm::Corrupt, false, LONG).await;
+            assert_eq!(ended, Ok(()));
+            assert!(third.compact(revision(2), LONG).await.is_ok());
+            for lease in 1..=3 {
+                assert!(third.lease_revoke(lease, LONG).await.is_ok());
+            }
         });
     }
 }

@@ -166,6 +166,26 @@ fn a_damaged_tree_is_found_though_nobody_reads_it() {
 }
 
 #[test]
+fn who_leads_while_its_root_replica_is_rebuilt_hands_over() {
+    simulate(async {
+        let mut cluster = filled(800, eager).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.kill(3);
+        let key = damage_value(cluster.disk(3), ROOT);
+        cluster.start_again(3).await;
+        until(|| cluster.replica(3, OTHER).is_some()).await;
+        cluster.lead(OTHER, 3).await;
+        let read = cluster.node(3).get_here(&key).await;
+        assert!(read.is_err(), "{read:?}");
+        until(|| cluster.node(3).damaged().contains_key(&ROOT)).await;
+        // It leads, knows nothing of the root group, and so does nothing.
+        until(|| cluster.leader(OTHER, &[1, 2]) != Some(3)).await;
+        use_all(&cluster.node(1), &KEYS).await;
+        is_rebuilt(&mut cluster).await;
+    });
+}
+
+#[test]
 fn with_a_damaged_log_all_replicas_are_rebuilt() {
     simulate(async {
         let mut cluster = filled(800, eager_in_pieces).await;

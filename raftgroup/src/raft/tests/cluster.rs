@@ -51,6 +51,36 @@ fn a_thousand_proposals_of_many_tasks_are_applied_in_one_order() {
 }
 
 #[test]
+fn who_is_woken_by_an_entry_finds_it_applied() {
+    simulate(async {
+        let cluster = Cluster::start(1).await;
+        for command in ["a", "b", "c"] {
+            cluster.write(command).await;
+        }
+        let index = cluster.converge().await;
+        for node in cluster.nodes.values() {
+            let shown = node.machine.shown.lock();
+            assert_eq!(shown.last().map(|(index, _)| *index), Some(index));
+            assert!(shown.iter().all(|(index, applied)| applied == index));
+        }
+    });
+}
+
+#[test]
+fn who_ends_in_order_leaves_nothing_to_apply_again() {
+    simulate(async {
+        let cluster = Cluster::start(1).await;
+        cluster.write("a").await;
+        let index = cluster.converge().await;
+        let group = cluster.group(1);
+        let durable = || group.store().checkpoints().borrow().index;
+        assert!(durable() < index.0);
+        group.finish(Duration::from_secs(5)).await;
+        assert_eq!(durable(), index.0);
+    });
+}
+
+#[test]
 fn only_who_leads_in_the_term_may_propose() {
     simulate(async {
         let cluster = Cluster::start(2).await;

@@ -172,6 +172,29 @@ fn pieces_are_taken_once_in_order_and_from_who_began() {
 }
 
 #[test]
+fn without_a_thread_a_copy_is_refused_and_the_next_try_succeeds() {
+    simulate(async {
+        let cluster = Cluster::start(43).await;
+        let (leader, term) = cluster.leader().await;
+        let of = leader % 3 + 1;
+        let begin = Request::SnapshotBegin {
+            id: 7,
+            vote: Vote::new_committed(term.0, leader),
+            last: Some(log_id(term.0, 1)),
+            membership: StoredMembership::default(),
+        };
+        let begin = message::encode(STORE, &begin);
+        let disk = &cluster.nodes[&of].disk;
+        disk.no_background(true);
+        let answer = ask(&cluster, of, leader, begin.clone()).await;
+        assert_refused(answer, "no thread");
+        disk.no_background(false);
+        let answer = ask(&cluster, of, leader, begin).await;
+        assert!(matches!(answer, Answer::Taken));
+    });
+}
+
+#[test]
 fn a_sender_keeps_to_its_window() {
     simulate(async {
         let cluster = Cluster::start(42).await;
