@@ -8,6 +8,27 @@ use std::fmt;
 
 use tonic::{Code, Status};
 
+/// gRPC's codes from 0 on, as Go and gRPC's metrics name them.
+pub const CODE_NAMES: [&str; 17] = [
+    "OK",
+    "Canceled",
+    "Unknown",
+    "InvalidArgument",
+    "DeadlineExceeded",
+    "NotFound",
+    "AlreadyExists",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "FailedPrecondition",
+    "Aborted",
+    "OutOfRange",
+    "Unimplemented",
+    "Internal",
+    "Unavailable",
+    "DataLoss",
+    "Unauthenticated",
+];
+
 macro_rules! errors {
     ($($name:ident: $code:ident, $text:literal;)*) => {
         /// An error of the API.

@@ -9,7 +9,9 @@
 
 mod errors;
 
-pub use errors::{CancelReason, Error, message_too_large, unknown_method, unknown_service};
+pub use errors::{
+    CODE_NAMES, CancelReason, Error, message_too_large, unknown_method, unknown_service,
+};
 
 /// All `.proto` files as an encoded `FileDescriptorSet`, with the names of the wire.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
@@ -39,4 +41,11 @@ packages! {
     health = "grpc.health.v1";
     /// Ranges, which etcd doesn't have.
     pontoonpb = "pontoonpb";
+}
+
+/// The Watch service for a server that encodes an event once for many watchers:
+/// its responses have events as bytes, which is the same on the wire.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod encoded {
+    include!(concat!(env!("OUT_DIR"), "/encoded/etcdserverpb.rs"));
 }

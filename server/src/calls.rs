@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use pontoon_api::CODE_NAMES;
 use pontoon_wal::Histogram;
 use tonic::Code;
 
@@ -93,34 +94,13 @@ rpcs! {
     RangesWhy: Unary, "pontoonpb.Ranges", "Why";
 }
 
-/// gRPC's codes, 0 to 16, as its metrics name them.
-pub(crate) const CODES: [&str; 17] = [
-    "OK",
-    "Canceled",
-    "Unknown",
-    "InvalidArgument",
-    "DeadlineExceeded",
-    "NotFound",
-    "AlreadyExists",
-    "PermissionDenied",
-    "ResourceExhausted",
-    "FailedPrecondition",
-    "Aborted",
-    "OutOfRange",
-    "Unimplemented",
-    "Internal",
-    "Unavailable",
-    "DataLoss",
-    "Unauthenticated",
-];
-
 /// Counts since the start.
 pub(crate) struct Calls(Vec<Count>);
 
 #[derive(Default)]
 pub(crate) struct Count {
     pub(crate) started: AtomicU64,
-    pub(crate) handled: [AtomicU64; CODES.len()],
+    pub(crate) handled: [AtomicU64; CODE_NAMES.len()],
     /// How long those took that ended well.
     pub(crate) took_ok: Histogram,
     /// And those that didn't.

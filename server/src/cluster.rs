@@ -42,6 +42,7 @@ impl Cluster for ClusterService {
         let host = &self.0;
         let work = async {
             let id = NodeId(request.id);
+            host.known(id).await?;
             host.check_removal(id)?;
             let removed = host.node.member_remove(id, host.limits.within());
             removed.await.map_err(status)?;
@@ -77,7 +78,7 @@ impl Cluster for ClusterService {
         let host = &self.0;
         let work = async {
             if request.linearizable {
-                host.catch_up().await.map_err(status)?;
+                host.catch_up().await?;
             }
             Ok(MemberListResponse {
                 header: host.header_without_revision(),
@@ -95,6 +96,7 @@ impl Cluster for ClusterService {
         let host = &self.0;
         let work = async {
             let id = NodeId(request.id);
+            host.known(id).await?;
             let promoted = host.node.member_promote(id, host.limits.within());
             let promoted = promoted.await.map_err(status);
             let refused = promoted.as_ref().err().map(Status::message);
@@ -119,6 +121,17 @@ impl Host {
             .collect()
     }
 
+    /// A member; that there is none with this id is said only by what was
+    /// acknowledged before, also if another member did so.
+    async fn known(&self, id: NodeId) -> Result<Member, Status> {
+        let find = || self.node.members().remove(&id);
+        if let Some(member) = find() {
+            return Ok(member);
+        }
+        self.catch_up().await?;
+        find().ok_or_else(|| Error::MemberNotFound.into())
+    }
+
     async fn member_add(&self, request: MemberAddRequest) -> Result<MemberAddResponse, Status> {
         let urls = request.peer_urls.iter().map(|url| Url::parse(url));
         let urls = urls.collect::<Result<Vec<_>, _>>();
@@ -126,10 +139,12 @@ impl Host {
         if urls.is_empty() {
             return Err(Error::MemberBadUrls.into());
         }
-        let members = self.node.members();
         if !request.is_learner && self.limits.strict_reconfig {
-            self.check_quorum_with_one_more(&members)?;
+            self.check_quorum_with_one_more(&self.node.members())?;
         }
+        // What others have added counts too.
+        self.catch_up().await?;
+        let members = self.node.members();
         let card = Card::of("", &urls);
         check_urls_free(&members, None, &card)?;
         let learners = members.values().filter(|member| member.learner).count();
@@ -155,9 +170,9 @@ impl Host {
     }
 
     async fn member_update(&self, request: MemberUpdateRequest) -> Result<(), Status> {
-        let members = self.node.members();
         let id = NodeId(request.id);
-        let known = members.get(&id).ok_or(Error::MemberNotFound)?;
+        let known = self.known(id).await?;
+        let members = self.node.members();
         let mut card = Card::read(&known.address);
         card.peer_urls = request.peer_urls;
         card.peer_urls.sort();

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use hyper_util::server::graceful::GracefulShutdown;
 use parking_lot::Mutex;
-use pontoon_engine::{Answer, Op, Range, Request};
+use pontoon_engine::{Answer, Op, Range, RangeAnswer, Request};
 use pontoon_raftgroup::{Failure, Node};
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -34,6 +34,9 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// How long a quorum's word is waited for before the long way is gone.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a thread that clients ask has a timer.
+const AWAKE: Duration = Duration::from_millis(50);
 
 /// Begins with a connection, on the thread where it will stay.
 type Visit = Box<dyn FnOnce(&GracefulShutdown) + Send>;
@@ -128,10 +131,32 @@ pub(crate) async fn ask(
     if let Some(outcome) = short {
         return outcome;
     }
+    let within = within.saturating_sub(asked.elapsed());
+    cross(&crossing, What::Request(request), within).await
+}
+
+/// A serializable read, done here if it is short.
+pub(crate) async fn read_serializable(
+    node: &Node,
+    range: Range,
+    within: Duration,
+) -> Result<RangeAnswer, Failure> {
+    let crossing = CROSSING.with_borrow(Clone::clone);
+    let Some(crossing) = crossing.filter(|_| !range.is_short()) else {
+        return Box::pin(node.read_serializable(&range, within)).await;
+    };
+    match cross(&crossing, What::Serializable(range), within).await? {
+        Answer::Range(answer) => Ok(answer),
+        _ => Err(Failure::Stopped),
+    }
+}
+
+/// Has something done where the groups are.
+async fn cross(crossing: &Crossing, what: What, within: Duration) -> Result<Answer, Failure> {
     let (waiter, answered) = oneshot::channel();
     crossing.going.push(Asked {
-        request,
-        within: within.saturating_sub(asked.elapsed()),
+        what,
+        within,
         waiter,
     });
     let answered = answered.await.ok().flatten();
@@ -164,6 +189,7 @@ async fn hand_in(
     if !node.hand_in(request, done) {
         return None;
     }
+    stay_awake(crossing);
     match tokio::time::timeout(within, answered).await {
         Ok(Ok(outcome)) => outcome,
         // Whoever had it is gone.
@@ -172,9 +198,28 @@ async fn hand_in(
     }
 }
 
+/// While clients ask, this thread has a timer that ends soon: its runtime wakes
+/// itself, with a system call, for each new one that would be the first to end.
+fn stay_awake(crossing: &Arc<Crossing>) {
+    crossing.asked.store(true, Relaxed);
+    if crossing.awake.swap(true, Relaxed) {
+        return;
+    }
+    let crossing = Arc::clone(crossing);
+    tokio::spawn(async move {
+        while crossing.asked.swap(false, Relaxed) {
+            tokio::time::sleep(AWAKE).await;
+        }
+        crossing.awake.store(false, Relaxed);
+    });
+}
+
 /// What goes over and comes back.
 #[derive(Default)]
 struct Crossing {
+    /// Whether somebody has asked lately, and whether that is looked at.
+    asked: AtomicBool,
+    awake: AtomicBool,
     going: Batch<Asked>,
     /// Reads that want to know whether this member still leads.
     doubts: Batch<oneshot::Sender<bool>>,
@@ -219,9 +264,15 @@ impl<T> Batch<T> {
 }
 
 struct Asked {
-    request: Request,
+    what: What,
     within: Duration,
     waiter: Waiter,
+}
+
+/// What the groups can be asked.
+enum What {
+    Request(Request),
+    Serializable(Range),
 }
 
 /// What came of a request; `None` if it has to be asked once more.
@@ -268,23 +319,36 @@ async fn confirm(node: Node, crossing: Arc<Crossing>) {
 
 async fn serve(node: Node, asked: Asked) -> Come {
     let Asked {
-        request,
+        what,
         within,
         waiter,
     } = asked;
-    let outcome = match is_short(&request) {
-        true => Either::Left(async move { node.request(request, within).await }),
+    let outcome = match is_short(&what) {
+        true => Either::Left(find(node, what, within)),
         // Nobody else waits while it is looked for.
         false => Either::Right(async move {
-            let found = tokio::spawn(async move { node.request(request, within).await });
+            let found = tokio::spawn(find(node, what, within));
             found.await.unwrap_or(Err(Failure::Stopped))
         }),
     };
     Come::Outcome(waiter, Some(outcome.await))
 }
 
+async fn find(node: Node, what: What, within: Duration) -> Result<Answer, Failure> {
+    match what {
+        What::Request(request) => node.request(request, within).await,
+        What::Serializable(range) => {
+            let read = node.read_serializable(&range, within).await;
+            read.map(Answer::Range)
+        }
+    }
+}
+
 /// Whether a request looks at a few keys at most.
-fn is_short(request: &Request) -> bool {
+fn is_short(what: &What) -> bool {
+    let What::Request(request) = what else {
+        return false;
+    };
     let short = |op: &Op| match op {
         Op::Put(_) | Op::Missing => true,
         Op::Range(range) => range.keys.is_one(),

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use pontoon_api::Error;
-use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request};
-use pontoon_raftgroup::{Alarm, Failure, GroupId, Node, NodeId};
+use pontoon_engine::{Answer, KeyRange, Range, RangeAnswer, Request, Revision};
+use pontoon_raftgroup::{Alarm, GroupId, Node, NodeId};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
 
@@ -191,13 +191,12 @@ impl Host {
         }
     }
 
-    /// Returns when this member knows all that was acknowledged before.
-    pub(crate) async fn catch_up(&self) -> Result<(), Failure> {
+    /// Returns when this member knows all that was acknowledged before, with a
+    /// revision that is not older.
+    pub(crate) async fn catch_up(&self) -> Result<Revision, Status> {
         let mut nothing = Range::of(KeyRange::one(&b"\0"[..]));
         nothing.count_only = true;
-        let request = Request::Range(nothing);
-        self.node.request(request, self.limits.within()).await?;
-        Ok(())
+        Ok(self.read(nothing).await?.revision)
     }
 }
 

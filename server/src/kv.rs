@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status};
 use crate::calls::Rpc;
 use crate::convert;
 use crate::failure::{rejected, status};
+use crate::front;
 use crate::host::{Host, misplaced};
 use crate::quota::{cost_of_put, cost_of_txn};
 use crate::range_stream;
@@ -102,7 +103,7 @@ impl Host {
         let serializable = request.serializable;
         let range = convert::range(request);
         if serializable {
-            let read = self.node.read_serializable(&range, self.limits.within());
+            let read = front::read_serializable(&self.node, range, self.limits.within());
             return read.await.map_err(status);
         }
         self.read(range).await
@@ -166,7 +167,6 @@ impl Host {
     }
 
     async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse, Status> {
-        self.check_sound()?;
         let deadline = Instant::now() + self.limits.within();
         let revision = Revision(request.revision);
         let compacted = self.node.compact(revision, self.limits.within()).await;

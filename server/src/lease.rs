@@ -54,7 +54,6 @@ impl Lease for LeaseService {
         let (metadata, _, request) = request.into_parts();
         let host = &self.0;
         let work = async {
-            host.check_sound()?;
             let revoked = host.node.lease_revoke(request.id, host.limits.within());
             let revision = revoked.await.map_err(status)?;
             Ok(LeaseRevokeResponse {

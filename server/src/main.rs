@@ -41,7 +41,13 @@ fn main() -> ExitCode {
     for line in said {
         tracing::warn!("{line}");
     }
+    keep_memory();
+    // Half the processors are for the groups, and all for those who speak with
+    // clients (`front.rs`): a group's work is a chain, and its links wake each
+    // other for less on one thread.
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads((processors / 2).max(1))
         .enable_all()
         .build();
     let runtime = match runtime {
@@ -52,6 +58,18 @@ fn main() -> ExitCode {
         }
     };
     runtime.block_on(run(config))
+}
+
+/// Has freed memory kept for a moment before the system gets it back: under
+/// load it is needed again at once, and would cost a page fault each time.
+#[allow(unsafe_code, reason = "the allocator has no other way to be told")]
+fn keep_memory() {
+    // `mi_option_purge_delay`, for which the crate has no name.
+    const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+    // SAFETY: setting an option must not happen on two threads at once, and
+    // there is only this one yet. Options that don't exist are ignored. Who sets
+    // the variable `MIMALLOC_PURGE_DELAY` has the last word.
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 100) };
 }
 
 /// To whoever listens.

@@ -14,12 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, UNIX_EPOCH};
 
+use pontoon_api::CODE_NAMES;
 use pontoon_engine::{KeyRange, Range};
 use pontoon_raftgroup::{Alarm, GroupId, ReplicaStatus};
 use pontoon_wal::Histogram;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::calls::{CODES, Rpc};
+use crate::calls::Rpc;
 use crate::flags::GATES;
 use crate::host::Host;
 use crate::version::{API_VERSION, CLUSTER_VERSION};
@@ -58,6 +59,7 @@ pub(crate) async fn page(host: &Host) -> String {
     page.network(host);
     page.calls(host);
     page.ranges(host, &replicas);
+    page.ledger(host);
     page.log(host);
     page.process(host);
     page.text
@@ -348,7 +350,7 @@ impl Page {
         }
         self.head("grpc_server_handled_total");
         for rpc in Rpc::ALL {
-            for (code, handled) in CODES.iter().zip(&host.calls.of(*rpc).handled) {
+            for (code, handled) in CODE_NAMES.iter().zip(&host.calls.of(*rpc).handled) {
                 let labels = format!("grpc_code=\"{code}\",{}", labels(*rpc));
                 self.line("grpc_server_handled_total", &labels, handled.load(Relaxed));
             }
@@ -393,6 +395,40 @@ impl Page {
             for replica in replicas.iter().take(RANGES_MAX) {
                 let labels = format!("group=\"{}\"", replica.group);
                 self.line(name, &labels, number(replica));
+            }
+        }
+    }
+
+    fn ledger(&mut self, host: &Host) {
+        let ledger = host.node.look_at_ledger();
+        let open = ledger.open;
+        self.one("pontoon_is_sequencer", u64::from(open.is_some()));
+        self.one("pontoon_ledger_grants_total", ledger.grants);
+        self.one("pontoon_ledger_revisions_total", ledger.revisions);
+        self.one("pontoon_ledger_stale_total", ledger.stale);
+        self.one("pontoon_ledger_read_points_total", ledger.read_points);
+        let numbers = [
+            (
+                "pontoon_ledger_groups_announced",
+                open.map(|open| open.groups as i64),
+            ),
+            (
+                "pontoon_ledger_grants_outstanding",
+                open.map(|open| open.grants as i64),
+            ),
+            (
+                "pontoon_ledger_revisions_open",
+                open.map(|open| open.revisions),
+            ),
+            (
+                "pontoon_ledger_revisions_below_ceiling",
+                open.map(|open| open.below_ceiling),
+            ),
+        ];
+        for (name, number) in numbers {
+            self.head(name);
+            if let Some(number) = number {
+                self.line(name, "", number);
             }
         }
     }

@@ -272,6 +272,7 @@ fn state(here: &ReplicaStatus, look: &Look) -> ReplicaState {
         undecided: look.undecided as u64,
         shedding: look.shedding,
         failure: failure.map_or_else(String::new, |reason| format!("it has stopped: {reason}")),
+        counted: look.counted.iter().map(|member| member.0).collect(),
     }
 }
 

@@ -18,11 +18,10 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use pontoon_api::encoded::WatchResponse;
+use pontoon_api::encoded::watch_server::Watch;
 use pontoon_api::etcdserverpb::watch_request::RequestUnion;
-use pontoon_api::etcdserverpb::watch_server::Watch;
-use pontoon_api::etcdserverpb::{
-    WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse,
-};
+use pontoon_api::etcdserverpb::{WatchCancelRequest, WatchCreateRequest, WatchRequest};
 use pontoon_api::{CancelReason, Error};
 use pontoon_engine::{Event, KeyRange, Revision};
 use pontoon_raftgroup::Delivery;
@@ -35,6 +34,7 @@ use crate::calls::Rpc;
 use crate::host::{Host, needs_leader};
 use crate::metrics::Present;
 
+mod encoded;
 mod pieces;
 mod watcher;
 

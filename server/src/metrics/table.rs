@@ -295,6 +295,40 @@ pub const METRICS: &[Metric] = &[
         "the newest revision in it",
     ),
     metric("pontoon_range_term", "gauge", "group", "its term"),
+    // The ledger
+    gauge(
+        "pontoon_is_sequencer",
+        "whether this member grants revisions; with one range nobody needs to",
+    ),
+    counter(
+        "pontoon_ledger_grants_total",
+        "grants of revisions made here",
+    ),
+    counter("pontoon_ledger_revisions_total", "revisions in them"),
+    counter(
+        "pontoon_ledger_stale_total",
+        "grants refused here since the cluster had changed, which are asked for again",
+    ),
+    counter(
+        "pontoon_ledger_read_points_total",
+        "points for linearizable reads confirmed here, each for all that wait on a member",
+    ),
+    gauge(
+        "pontoon_ledger_groups_announced",
+        "ranges whose leaders have announced themselves; as the next three, only at the sequencer",
+    ),
+    gauge(
+        "pontoon_ledger_grants_outstanding",
+        "grants that are not known to be applied",
+    ),
+    gauge(
+        "pontoon_ledger_revisions_open",
+        "revisions from the first of those on, for which reads and watches over ranges wait",
+    ),
+    gauge(
+        "pontoon_ledger_revisions_below_ceiling",
+        "revisions that can be granted before the ceiling must be raised",
+    ),
     // The log
     counter("pontoon_wal_commits_total", "commits of the log"),
     counter("pontoon_wal_batches_total", "batches in them"),

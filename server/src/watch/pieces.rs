@@ -1,6 +1,6 @@
 //! Large responses in pieces, for clients that asked for that.
 
-use pontoon_api::etcdserverpb::WatchResponse;
+use pontoon_api::encoded::WatchResponse;
 use prost::Message;
 
 /// Cuts a response of `bytes_max` or more; all pieces but the last say so.
@@ -16,7 +16,7 @@ pub(super) fn cut(response: WatchResponse, bytes_max: usize) -> Vec<WatchRespons
     let (base, mut bytes) = (empty.encoded_len(), empty.encoded_len());
     for event in response.events {
         // A tag, a length, and the event.
-        let more = event.encoded_len() + 6;
+        let more = event.len() + 6;
         let piece = pieces.last_mut().expect("there is always one");
         if bytes + more >= bytes_max && !piece.events.is_empty() {
             piece.fragment = true;
@@ -48,6 +48,7 @@ mod tests {
             }),
             ..Event::default()
         };
+        let event = |at| event(at).encode_to_vec().into();
         WatchResponse {
             watch_id: 7,
             events: (0..events).map(event).collect(),

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use pontoon_api::etcdserverpb::WatchCreateRequest;
 use pontoon_api::etcdserverpb::watch_create_request::FilterType;
-use pontoon_api::mvccpb;
 use pontoon_engine::{Event, EventKind, KeyRange, Revision};
 use pontoon_raftgroup::{Node, Watch, WatchStream};
 use tokio::sync::Notify;
 
-use crate::convert;
+use super::encoded::encoded;
 
 pub(super) struct Watcher {
     pub(super) id: i64,
@@ -74,12 +74,12 @@ impl Watcher {
         self.start > revision
     }
 
-    /// What it wants to hear of, as etcd says it.
-    pub(super) fn wanted(&self, events: Vec<Event>) -> Vec<mvccpb::Event> {
+    /// What it wants to hear of, encoded.
+    pub(super) fn wanted(&self, events: Vec<Event>) -> Vec<Bytes> {
         let wanted = events.into_iter().filter(|event| match event.kind {
             EventKind::Put => !self.no_put,
             EventKind::Delete => !self.no_delete,
         });
-        wanted.map(convert::event).collect()
+        wanted.map(encoded).collect()
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pontoon_api::etcdserverpb::MemberListRequest;
+use pontoon_api::Error;
+use pontoon_api::etcdserverpb::{MemberAddRequest, MemberListRequest};
 use pontoon_server::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -44,6 +45,46 @@ async fn members_are_told_their_name_and_urls() {
     assert_eq!(member.name, "m1");
     assert_eq!(member.client_urls, ["http://10.1.2.3:2379"]);
     assert_eq!(member.peer_urls, ["http://10.1.2.3:2380"]);
+}
+
+/// A member that never starts.
+fn absent(port: u16, is_learner: bool) -> MemberAddRequest {
+    MemberAddRequest {
+        peer_urls: vec![format!("http://127.0.0.1:{port}")],
+        is_learner,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_have_not_started_hold_others_up_unless_told_otherwise() {
+    for strict in [true, false] {
+        let (server, _dir) = one_with(|config| config.strict_reconfig = strict).await;
+        let mut cluster = server.cluster();
+        // From one to two members there is no other way.
+        cluster.member_add(absent(1, false)).await.unwrap();
+        let added = cluster.member_add(absent(2, false)).await;
+        match strict {
+            true => {
+                let refused = added.unwrap_err();
+                assert_eq!(refused.message(), Error::NotEnoughStartedMembers.text());
+            }
+            false => assert_eq!(added.unwrap().into_inner().members.len(), 3),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn there_are_as_many_learners_as_allowed() {
+    for learners_max in [1, 2] {
+        let (server, _dir) = one_with(|config| config.learners_max = learners_max).await;
+        let mut cluster = server.cluster();
+        for port in 0..learners_max {
+            let learner = absent(1 + port as u16, true);
+            cluster.member_add(learner).await.unwrap();
+        }
+        let refused = cluster.member_add(absent(9, true)).await.unwrap_err();
+        assert_eq!(refused.message(), Error::TooManyLearners.text());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,8 +2,9 @@ use pontoon_api::Error;
 use pontoon_api::etcdserverpb::alarm_request::AlarmAction;
 use pontoon_api::etcdserverpb::downgrade_request::DowngradeAction;
 use pontoon_api::etcdserverpb::{
-    AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest, DowngradeRequest, HashKvRequest,
-    HashRequest, MoveLeaderRequest, SnapshotRequest, StatusRequest, StatusResponse,
+    AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest, DeleteRangeRequest,
+    DowngradeRequest, HashKvRequest, HashRequest, MoveLeaderRequest, SnapshotRequest,
+    StatusRequest, StatusResponse,
 };
 
 use crate::running::{Running, one, put, three, until};
@@ -26,6 +27,33 @@ async fn the_status_tells_what_tools_look_for() {
     assert_eq!(status.raft_term, header.raft_term);
     assert!(status.errors.is_empty() && !status.is_learner);
     assert!(status.downgrade_info.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn defragment_gives_free_space_back() {
+    let (server, _dir) = one().await;
+    for key in 0..64 {
+        server.put(&format!("k{key}"), &"v".repeat(200_000)).await;
+    }
+    let full = status(&server).await.db_size;
+    assert!(full > 12_000_000, "{full}");
+    let all = DeleteRangeRequest {
+        key: "k".into(),
+        range_end: "l".into(),
+        ..DeleteRangeRequest::default()
+    };
+    server.kv().delete_range(all).await.unwrap();
+    let revision = server.put("k", "v").await;
+    let compaction = CompactionRequest {
+        revision,
+        physical: true,
+    };
+    server.kv().compact(compaction).await.unwrap();
+    let defragment = DefragmentRequest {};
+    let defragmented = server.maintenance().defragment(defragment).await;
+    assert!(defragmented.is_ok());
+    let left = status(&server).await.db_size;
+    assert!(left < full / 4, "{left} of {full} bytes are left");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use pontoon_api::etcdserverpb::DefragmentRequest;
 use pontoon_server::{METRICS, Metric};
 
 use crate::docs::{same, table};
 use crate::http::ask;
-use crate::running::{one_with, three};
+use crate::running::{one_with, three, until};
 
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -69,6 +70,9 @@ fn check(page: &str, extensive: bool) {
 async fn what_is_served_is_in_the_table() {
     let (server, _dir) = one_with(|config| config.metrics_extensive = true).await;
     server.put("k", "v").await;
+    let defragment = DefragmentRequest {};
+    let defragmented = server.maintenance().defragment(defragment).await;
+    assert!(defragmented.is_ok());
     for path in ["/health", "/livez", "/readyz"] {
         assert_eq!(ask(&server, "GET", path).await.0, 200);
     }
@@ -79,10 +83,12 @@ async fn what_is_served_is_in_the_table() {
         "etcd_server_health_success 1",
         "etcd_server_healthcheck{name=\"non_learner\",type=\"readyz\"} 1",
         "etcd_server_healthchecks_total{name=\"serializable_read\",status=\"success\",type=\"livez\"} 1",
-        "etcd_server_client_requests_total{client_api_version=\"unknown\",type=\"unary\"} 1",
+        "etcd_server_client_requests_total{client_api_version=\"unknown\",type=\"unary\"} 2",
         "etcd_debugging_mvcc_keys_total 1",
         "etcd_server_request_duration_seconds_count{success=\"true\",type=\"Put\"} 1",
+        "etcd_disk_backend_defrag_duration_seconds_count 1",
         "pontoon_range_leads{group=\"0\"} 1",
+        "pontoon_is_sequencer 0",
     ] {
         assert!(lines.contains(line), "{line} is not in\n{page}");
     }
@@ -130,20 +136,51 @@ async fn buckets_are_those_of_etcd() {
         assert_eq!((bounds[0], bounds[count - 1]), (first, last), "{name}");
     }
     // What the members say to each other is counted.
-    let value = |start: &str| {
-        let line = page.lines().find(|line| line.starts_with(start));
-        let value = line
-            .and_then(|line| line.rsplit_once(' '))
-            .map(|(_, value)| value);
-        value.and_then(|value| value.parse::<f64>().ok())
-    };
     for name in [
         "etcd_network_peer_sent_bytes_total{",
         "etcd_network_peer_received_bytes_total{",
         "etcd_network_active_peers{",
     ] {
-        assert!(value(name).is_some_and(|value| value > 0.0), "{name}");
+        assert!(
+            value(&page, name).is_some_and(|value| value > 0.0),
+            "{name}"
+        );
     }
+}
+
+/// The first sample that begins so.
+fn value(page: &str, start: &str) -> Option<f64> {
+    let line = page.lines().find(|line| line.starts_with(start))?;
+    line.rsplit_once(' ')?.1.parse().ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sequencer_tells_of_its_ledger() {
+    let (servers, _dir) = three(&["g", "n"]).await;
+    for at in 0..30 {
+        let key = ["a", "h", "z"][at % 3];
+        servers[at % 2].put(key, &at.to_string()).await;
+        assert!(servers[2].get(key).await.is_some());
+    }
+    // A report about the last write may still be on its way.
+    until(|| async {
+        let pages = servers.iter().map(|server| ask(server, "GET", "/metrics"));
+        let pages = futures_util::future::join_all(pages).await;
+        let sum = |name: &str| {
+            let name = format!("pontoon_{name} ");
+            let values = pages.iter().filter_map(|(_, page)| value(page, &name));
+            values.sum::<f64>()
+        };
+        sum("is_sequencer") == 1.0
+            && sum("ledger_groups_announced") == 3.0
+            && sum("ledger_grants_outstanding") == 0.0
+            && sum("ledger_revisions_open") == 0.0
+            && sum("ledger_revisions_below_ceiling") > 1000.0
+            && sum("ledger_grants_total") >= 30.0
+            && sum("ledger_revisions_total") >= sum("ledger_grants_total")
+            && sum("ledger_read_points_total") >= 1.0
+    })
+    .await;
 }
 
 /// Dashboards and rules name metrics that are there.

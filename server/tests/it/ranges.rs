@@ -147,6 +147,10 @@ async fn a_range_goes_to_whom_it_is_told_from_wherever_it_is_told() {
         matched(&list.ranges[1])
     })
     .await;
+    ids.sort_unstable();
+    for range in list(&members[leads]).await.ranges {
+        assert_eq!(range.here.unwrap().counted, ids);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
