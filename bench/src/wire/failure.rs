@@ -1,7 +1,8 @@
 //! What can go wrong with a request.
 
 use h2::Reason;
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
+use pontoon_api::CODE_NAMES;
 
 /// Why a request has no good answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,32 +56,15 @@ impl Failure {
         )
     }
 
-    /// Reads `grpc-status` where it must be: in the trailers, or in the
-    /// headers if nothing follows them.
-    pub(super) fn check_status(headers: &HeaderMap) -> Result<(), Self> {
-        let code = headers
-            .get("grpc-status")
-            .ok_or(Self::Answer("no grpc-status"))?;
-        if code.as_bytes() == b"0" {
-            return Ok(());
-        }
-        let code = code.to_str().ok().and_then(|code| code.parse().ok());
-        let text = headers
-            .get("grpc-message")
-            .map_or(&b""[..], |text| text.as_bytes());
-        Err(Self::Status {
-            code: code.ok_or(Self::Answer("grpc-status is not a number"))?,
-            text: percent_decoded(text),
-        })
-    }
-}
-
-impl From<h2::Error> for Failure {
-    fn from(error: h2::Error) -> Self {
-        match error.reason() {
-            Some(reason) if error.is_go_away() => Self::GoAway(reason),
-            Some(reason) if error.is_reset() => Self::Reset(reason),
-            _ => Self::Broken(error.to_string()),
+    /// What `grpc-status` and `grpc-message` say.
+    pub(super) fn check_status(code: &str, text: &[u8]) -> Result<(), Self> {
+        match code.parse() {
+            Ok(0) => Ok(()),
+            Ok(code) => Err(Self::Status {
+                code,
+                text: percent_decoded(text),
+            }),
+            Err(_) => Err(Self::Answer("grpc-status is not a number")),
         }
     }
 }
@@ -104,29 +88,8 @@ fn percent_decoded(text: &[u8]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// gRPC's names for its codes, from 0 on.
-const CODES: [&str; 17] = [
-    "Ok",
-    "Cancelled",
-    "Unknown",
-    "InvalidArgument",
-    "DeadlineExceeded",
-    "NotFound",
-    "AlreadyExists",
-    "PermissionDenied",
-    "ResourceExhausted",
-    "FailedPrecondition",
-    "Aborted",
-    "OutOfRange",
-    "Unimplemented",
-    "Internal",
-    "Unavailable",
-    "DataLoss",
-    "Unauthenticated",
-];
-
 fn code_name(code: u32) -> String {
-    match CODES.get(code as usize) {
+    match CODE_NAMES.get(code as usize) {
         Some(name) => (*name).to_owned(),
         None => format!("code {code}"),
     }
@@ -134,15 +97,10 @@ fn code_name(code: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
-    fn status(code: &'static str, text: &'static str) -> Result<(), Failure> {
-        let mut headers = HeaderMap::new();
-        headers.insert("grpc-status", HeaderValue::from_static(code));
-        headers.insert("grpc-message", HeaderValue::from_static(text));
-        Failure::check_status(&headers)
+    fn status(code: &str, text: &str) -> Result<(), Failure> {
+        Failure::check_status(code, text.as_bytes())
     }
 
     #[test]
@@ -156,9 +114,5 @@ mod tests {
         assert_eq!(told("2", "50%25 of %E2%82%AC, 3%"), "Unknown: 50% of €, 3%");
         assert_eq!(told("99", ""), "code 99: ");
         assert!(told("x", "").contains("not a number"));
-        assert_eq!(
-            Failure::check_status(&HeaderMap::new()),
-            Err(Failure::Answer("no grpc-status"))
-        );
     }
 }

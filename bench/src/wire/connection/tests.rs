@@ -2,7 +2,7 @@
 
 use h2::Reason;
 use h2::server::SendResponse;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tokio::net::TcpListener;
 
 use super::super::fill::framed;
