@@ -4,6 +4,7 @@ package clusters
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -82,13 +84,23 @@ func NewMember(name string) (*Member, error) {
 	return m, err
 }
 
+// nextPort counts the ports that were looked at. Other processes look for some
+// too, so each begins elsewhere.
+var nextPort atomic.Uint32
+
+func init() { nextPort.Store(uint32(os.Getpid()) * 97) }
+
+// freeURL has a port that nobody has now. It is below those that the system gives
+// away, so nobody gets it by chance before it is used.
 func freeURL() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+	for range 1000 {
+		address := fmt.Sprintf("127.0.0.1:%d", 10_000+nextPort.Add(1)%20_000)
+		if listener, err := net.Listen("tcp", address); err == nil {
+			listener.Close()
+			return "http://" + address, nil
+		}
 	}
-	defer listener.Close()
-	return "http://" + listener.Addr().String(), nil
+	return "", errors.New("no port is free")
 }
 
 // StartMember starts one, of a new or an existing cluster.

@@ -166,7 +166,7 @@ func (c call) isLocal() bool {
 	switch c.request.(type) {
 	case *pb.LeaseLeasesRequest, *pb.LeaseKeepAliveRequest, *pb.LeaseTimeToLiveRequest,
 		*pb.StatusRequest, *pb.HashRequest, *pb.HashKVRequest, *pb.DowngradeRequest,
-		*pb.AlarmRequest, *pb.MemberListRequest:
+		*pb.MemberListRequest:
 		return true
 	}
 	return c.isSerializable()

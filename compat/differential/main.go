@@ -92,8 +92,9 @@ func compareShapes(seed uint64, count int, only string, binaries binaries, dir s
 			defer mutex.Unlock()
 			all.add(own)
 			if err != nil {
-				fmt.Printf("%s has ended; the others go on\n", shape.name)
-				failures = append(failures, fmt.Errorf("%s: %w", shape.name, err))
+				err = fmt.Errorf("%s: %w", shape.name, err)
+				fmt.Printf("%v\n(The other shapes go on.)\n", err)
+				failures = append(failures, err)
 			}
 		})
 	}

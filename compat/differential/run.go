@@ -221,9 +221,6 @@ func (r *run) call(c call) error {
 	}
 	r.follow(c, etcd)
 	r.history.add(r.number, what, c.request, fmt.Sprintf("revision %d %s", r.revision, outcome))
-	if _, is := c.request.(*pb.AlarmRequest); is {
-		return r.awaitAlarms()
-	}
 	if _, is := c.request.(*v3electionpb.CampaignRequest); is {
 		// It may have written once more than its answer tells.
 		return r.call(readAll)
@@ -306,26 +303,6 @@ func (r *run) endAlarms() error {
 	return nil
 }
 
-// awaitAlarms waits until all members know the same alarms.
-func (r *run) awaitAlarms() error {
-	for deadline := time.Now().Add(callTimeout); ; time.Sleep(time.Millisecond) {
-		known := map[string]bool{}
-		for _, m := range r.pontoon.Members {
-			a := send(m.Conn, call{method: "/etcdserverpb.Maintenance/Status", request: &pb.StatusRequest{}})
-			if a.err != nil {
-				return a.err
-			}
-			known[fmt.Sprint(a.messages[0].(*pb.StatusResponse).Errors)] = true
-		}
-		if len(known) == 1 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("members know of different alarms: %v", known)
-		}
-	}
-}
-
 // compact compacts when no watch is behind, and goes on when it is done.
 func (r *run) compact() error {
 	for _, p := range r.pairs {
@@ -342,10 +319,14 @@ func (r *run) compact() error {
 	return r.call(call{method: c.method, request: request})
 }
 
-// sync makes a member of several know all that was answered before.
+// sync makes a member of several know all that was answered before, also what
+// has no revision, as leases and alarms: a linearizable read there does.
 func (r *run) sync(member int) error {
 	if len(r.pontoon.Members) == 1 {
 		return nil
+	}
+	if a := send(r.pontoon.Members[member].Conn, readAll); a.err != nil || revisionOf(a.messages[0]) < r.revision {
+		return fmt.Errorf("member %d, while the newest revision is %d: %s", member, r.revision, describe(a))
 	}
 	return r.catchUp(member)
 }

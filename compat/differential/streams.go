@@ -138,12 +138,20 @@ func (s *stream) await(within time.Duration, done func() bool) error {
 	}
 }
 
-// awaitProgress waits for a sign of progress at a revision. A server that is
-// too busy may leave it out, and then has to be asked again.
-func (s *stream) awaitProgress(revision int64, request *pb.WatchRequest) (err error) {
+// signs is how many signs of progress have come.
+func (s *stream) signs() int {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return len(s.progress)
+}
+
+// awaitProgress waits for a sign of progress at a revision, after those that
+// had come before it was asked for. A server that is too busy may leave it out,
+// and then has to be asked again.
+func (s *stream) awaitProgress(told int, revision int64, request *pb.WatchRequest) (err error) {
 	for range 30 {
 		err = s.await(time.Second, func() bool {
-			return len(s.progress) > 0 && s.progress[len(s.progress)-1] >= revision
+			return len(s.progress) > told && s.progress[len(s.progress)-1] >= revision
 		})
 		if !errors.Is(err, errTooLate) {
 			return err

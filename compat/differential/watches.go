@@ -208,14 +208,19 @@ func (r *run) requestProgress(p *pair) error {
 	request := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{
 		ProgressRequest: &pb.WatchProgressRequest{}}}
 	r.coverage.sent(request)
+	streams := []*stream{p.etcd, p.pontoon}
+	var told []int
+	for _, s := range streams {
+		told = append(told, s.signs())
+	}
 	if err := p.send(request); err != nil {
 		return err
 	}
 	if !owed {
 		return nil
 	}
-	for i, s := range []*stream{p.etcd, p.pontoon} {
-		if err := s.awaitProgress(r.revision, request); err != nil {
+	for i, s := range streams {
+		if err := s.awaitProgress(told[i], r.revision, request); err != nil {
 			return fmt.Errorf("%s doesn't tell of progress: %w%s", sideName(i), err, s.ended())
 		}
 	}

@@ -20,6 +20,13 @@ import (
 
 const commandTimeout = 100 * time.Second
 
+// recovering is what a cluster says that takes no new member, because for some
+// seconds after a connection between two of its members broke it counts as
+// unhealthy. On a busy machine that happens; which side says so is chance.
+var recovering = regexp.MustCompile(`etcdserver: unhealthy cluster`)
+
+const healthTimeout = 30 * time.Second
+
 // side is one cluster, as etcdctl sees it.
 type side struct {
 	tool    string
@@ -97,6 +104,10 @@ func (s *side) run(step step) string {
 		arguments = append([]string{"--endpoints", s.names["{all}"]}, arguments...)
 	}
 	output, code := s.execute(arguments, step)
+	for deadline := time.Now().Add(healthTimeout); recovering.MatchString(output) && time.Now().Before(deadline); {
+		time.Sleep(time.Second)
+		output, code = s.execute(arguments, step)
+	}
 	if step.learns != nil {
 		for name, pattern := range step.learns {
 			if found := regexp.MustCompile(pattern).FindStringSubmatch(output); found != nil {
@@ -116,7 +127,15 @@ func (s *side) run(step step) string {
 		output = strings.Join(words, " ")
 	}
 	if step.keeps != "" {
-		output = strings.Join(regexp.MustCompile(step.keeps).FindAllString(output, -1), "\n")
+		// Lines were in an order that what isn't kept may have decided.
+		var kept []string
+		for _, line := range strings.Split(output, "\n") {
+			if found := regexp.MustCompile(step.keeps).FindAllString(line, -1); found != nil {
+				kept = append(kept, strings.Join(found, "\n"))
+			}
+		}
+		slices.Sort(kept)
+		output = strings.Join(kept, "\n")
 	}
 	if step.endsAnyhow {
 		return output
