@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use pontoon_server::{Config, Parsed, Server, parse};
@@ -155,12 +156,16 @@ pub(crate) fn run(command: &mut Command, input: &[u8]) -> Answer {
     }
 }
 
-/// Ports that nobody has now.
+/// Ports that nobody has now. They are below those that the system gives away,
+/// so nobody gets them by chance before they are used.
 pub(crate) fn free_ports(count: usize) -> Vec<u16> {
-    let listeners = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    let listeners: Vec<_> = listeners.collect();
-    let ports = listeners.iter();
-    ports
-        .map(|listener| listener.local_addr().unwrap().port())
-        .collect()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Other processes look for some too.
+    let start = std::process::id().wrapping_mul(97);
+    let ports = std::iter::repeat_with(|| {
+        let number = start.wrapping_add(NEXT.fetch_add(1, Relaxed));
+        10_000 + (number % 20_000) as u16
+    });
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    ports.filter(is_free).take(count).collect()
 }

@@ -514,11 +514,14 @@ fn a_missing_newest_segment_is_damage() {
 
 #[test]
 fn another_version_is_refused() {
-    for name in ["identity", &segment_name(SegmentId(2))] {
+    let segment = segment_name(SegmentId(2));
+    for (name, header_bytes) in [("identity", 40), (segment.as_str(), 56)] {
         let sample = Sample::closed();
         let path = sample.dir().join(name);
-        patch(&path, 4, 4, |version| {
-            version.copy_from_slice(&[9, 0, 0, 0])
+        patch(&path, 0, header_bytes, |header| {
+            header[4] = 9;
+            let sum = crc32fast::hash(&header[4..]);
+            header[..4].copy_from_slice(&sum.to_le_bytes());
         });
         let damage = damage_by_check(&sample);
         assert_eq!(damage["file"], path.display().to_string());
