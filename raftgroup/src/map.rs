@@ -210,7 +210,10 @@ impl RangeMap {
 
     /// Whether a group has all of these keys.
     pub(crate) fn has(&self, group: GroupId, keys: &KeyRange) -> bool {
-        self.keys_of(group).is_some_and(|all| within(keys, &all))
+        match &self.ranges[..] {
+            [all] => all.group == group,
+            _ => self.keys_of(group).is_some_and(|all| within(keys, &all)),
+        }
     }
 
     /// The group that has all keys of a request, if there is one.
@@ -218,6 +221,9 @@ impl RangeMap {
     pub fn one_group_of(&self, request: &Request) -> Option<GroupId> {
         if let Request::Put(put) = request {
             return Some(self.group_of(&put.key));
+        }
+        if let [all] = &self.ranges[..] {
+            return Some(all.group);
         }
         let mut groups = self.groups_of(request).into_iter();
         let one = groups.next();

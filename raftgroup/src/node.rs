@@ -541,7 +541,9 @@ impl Node {
     /// The root group's term, and who leads it, as far as this member knows.
     #[must_use]
     pub fn leadership(&self) -> (Term, Option<NodeId>) {
-        let leadership = *self.0.root().group.leadership().borrow();
+        let root = self.0.root.read();
+        let root = root.as_ref().expect("it is opened first");
+        let leadership = root.group.leadership_now();
         (leadership.term, leadership.leader)
     }
 

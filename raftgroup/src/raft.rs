@@ -320,9 +320,13 @@ impl Group {
         self.leadership.clone()
     }
 
+    pub(crate) fn leadership_now(&self) -> Leadership {
+        *self.leadership.borrow()
+    }
+
     /// Who leads, as far as this replica knows.
     pub(crate) fn leader(&self) -> Option<NodeId> {
-        self.leadership.borrow().leader
+        self.leadership_now().leader
     }
 
     /// What the store has applied now.

@@ -71,8 +71,10 @@ impl Inner {
         request: Request,
         done: impl FnOnce(Option<Result<Answer, Failure>>) + Send + 'static,
     ) -> bool {
-        let map = self.cluster.borrow().map.clone();
+        let cluster = self.cluster.borrow();
+        let map = cluster.map.as_ref();
         let group = map.and_then(|map| map.one_group_of(&request));
+        drop(cluster);
         let replica = group.and_then(|group| self.replica(group));
         let Some(replica) = replica.filter(|replica| replica.group.leader() == Some(self.me))
         else {

@@ -147,6 +147,8 @@ impl Door {
         builder
             .http2()
             .timer(TokioTimer::new())
+            // gRPC has no use for it, and it would be in every answer.
+            .auto_date_header(false)
             .max_concurrent_streams(config.streams_max)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)

@@ -60,8 +60,9 @@ fn main() -> ExitCode {
     runtime.block_on(run(config))
 }
 
-/// Has freed memory kept for a moment before the system gets it back: under
-/// load it is needed again at once, and would cost a page fault each time.
+/// Has freed memory kept for a while before the system gets it back: under load
+/// a checkpoint lets go of a hundred MiB every second or so, all of it is needed
+/// again, and each page would cost a fault.
 #[allow(unsafe_code, reason = "the allocator has no other way to be told")]
 fn keep_memory() {
     // `mi_option_purge_delay`, for which the crate has no name.
@@ -69,7 +70,7 @@ fn keep_memory() {
     // SAFETY: setting an option must not happen on two threads at once, and
     // there is only this one yet. Options that don't exist are ignored. Who sets
     // the variable `MIMALLOC_PURGE_DELAY` has the last word.
-    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 100) };
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 1_500) };
 }
 
 /// To whoever listens.

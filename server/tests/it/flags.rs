@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pontoon_api::Error;
-use pontoon_api::etcdserverpb::{MemberAddRequest, MemberListRequest};
+use pontoon_api::etcdserverpb::{LeaseGrantRequest, MemberAddRequest, MemberListRequest};
 use pontoon_server::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -84,6 +84,16 @@ async fn there_are_as_many_learners_as_allowed() {
         }
         let refused = cluster.member_add(absent(9, true)).await.unwrap_err();
         assert_eq!(refused.message(), Error::TooManyLearners.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_lease_is_shorter_than_an_election_may_take() {
+    for (election_ms, shortest) in [(1000, 2), (3000, 5)] {
+        let (server, _dir) = one_with(|config| config.election_ms = election_ms).await;
+        let request = LeaseGrantRequest { ttl: 1, id: 0 };
+        let granted = server.lease().lease_grant(request).await;
+        assert_eq!(granted.unwrap().into_inner().ttl, shortest);
     }
 }
 
