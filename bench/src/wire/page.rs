@@ -217,7 +217,22 @@ fn add_report(page: &mut Page, report: &Report) {
         page.list(errors.map(|(kind, count)| format!("{count} × {kind}")));
     }
     add_samples(page, report);
-    add_latency(page, &shown(report));
+    let shown = shown(report);
+    match shown.as_slice() {
+        // More than two hide each other.
+        [_] | [_, _] => page.figure(&spread("Latency", &shown)),
+        _ => page.figure(&spread(
+            "Latency",
+            &[("all".to_owned(), report.latency.clone())],
+        )),
+    }
+    page.figure(&curve("Latency by percentile", &shown));
+    if let Some(events) = &report.events {
+        let events = [("events".to_owned(), events.after_ack.clone())];
+        let title = "From acknowledgement to event (1 µs: the event was first)";
+        page.figure(&spread(title, &events));
+        page.figure(&curve(title, &events));
+    }
     page.section("The load itself");
     let look = match report.generator.is_bottleneck {
         true => Look::Bad,
@@ -258,9 +273,6 @@ fn shown(report: &Report) -> Vec<(String, Times<u64>)> {
     if shown.is_empty() {
         shown.push((report.workload.to_owned(), report.latency.clone()));
     }
-    if let Some(events) = &report.events {
-        shown.push(("event after ack".to_owned(), events.after_ack.clone()));
-    }
     shown
 }
 
@@ -291,19 +303,29 @@ fn add_samples(page: &mut Page, report: &Report) {
     );
 }
 
-fn add_latency(page: &mut Page, all: &[(String, Times<u64>)]) {
-    let mut spread = Histogram::new("Latency", Unit::Seconds).label("latency");
-    let mut curve = Percentiles::new("Latency by percentile", Unit::Seconds);
+/// Seconds, of which no less than a microsecond is drawn.
+fn seconds(nanos: u64) -> f64 {
+    (nanos as f64 / 1e9).max(1e-6)
+}
+
+fn spread(title: &str, all: &[(String, Times<u64>)]) -> Histogram {
+    let mut spread = Histogram::new(title, Unit::Seconds).label("latency");
     for (name, times) in all {
         let recorded = times.iter_recorded();
-        let values = recorded.map(|at| (at.value_iterated_to() as f64 / 1e9, at.count_at_value()));
+        let values = recorded.map(|at| (seconds(at.value_iterated_to()), at.count_at_value()));
         spread = spread.series(name, values);
-        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e9;
-        let points = quantiles(times.len()).into_iter();
-        curve = curve.series(name, points.map(|quantile| (quantile, at(quantile))));
     }
-    page.figure(&spread);
-    page.figure(&curve);
+    spread
+}
+
+fn curve(title: &str, all: &[(String, Times<u64>)]) -> Percentiles {
+    let mut curve = Percentiles::new(title, Unit::Seconds);
+    for (name, times) in all {
+        let points = quantiles(times.len()).into_iter();
+        let at = |quantile| (quantile, seconds(times.value_at_quantile(quantile)));
+        curve = curve.series(name, points.map(at));
+    }
+    curve
 }
 
 /// A workload of a comparison: every server with all its rounds.
@@ -340,7 +362,8 @@ fn add_rounds(page: &mut Page, names: &[&str], reports: &[Vec<Report>]) {
     }
     page.figure(&bars);
     page.table(table);
-    add_latency(page, &all);
+    page.figure(&spread("Latency", &all));
+    page.figure(&curve("Latency by percentile", &all));
     page.text(&format!(
         "The generator's busiest thread ran {} of the time at most.",
         Unit::Share.text(busiest)

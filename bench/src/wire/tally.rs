@@ -74,7 +74,8 @@ impl Recent {
         self.latency
             .add(&other.latency)
             .expect("all have the same bounds");
-        other.latency.clear();
+        // Clearing would leave its maximum.
+        other.latency.reset();
         self.errors += std::mem::take(&mut other.errors);
         self.events += std::mem::take(&mut other.events);
     }
@@ -110,6 +111,13 @@ impl Tally {
         if outcome == Outcome::Conflict {
             self.conflicts += 1;
         }
+    }
+
+    /// A request was answered that was due before it was measured: it tells of
+    /// the rate, as one that is answered after the end does not.
+    pub fn answered_from_before(&mut self, took: Duration) {
+        self.answered_in_time += 1;
+        self.recent.latency.saturating_record(nanos(took));
     }
 
     /// A request of an open loop was sent, so long after it was due; none if
@@ -207,6 +215,7 @@ mod tests {
         let mut again = Recent::default();
         again.take(&mut tally.recent);
         assert_eq!((again.latency.len(), again.errors), (0, 0));
+        assert_eq!(again.latency.max(), 0);
         assert_eq!((tally.answered_in_time, tally.activity()), (1, 3));
     }
 }

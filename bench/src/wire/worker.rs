@@ -268,6 +268,9 @@ impl Worker {
                     Err(failure) => tally.failed(ask.class, failure),
                 }
             }
+            if turn.is_some() && !counts && in_time && outcome.is_ok() {
+                self.tally.lock().answered_from_before(took);
+            }
             if let Err(failure) = outcome {
                 client.give_up();
                 tokio::time::sleep(PAUSE).await;

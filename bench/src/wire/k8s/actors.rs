@@ -54,31 +54,31 @@ enum Deed {
 
 /// What happens to a pod that is born, seconds after its creation.
 const LIFE: [(f64, fn(u64) -> Deed); 12] = [
-    (0.05, Deed::Update),
-    (0.06, Deed::Event),
+    (0.10, Deed::Update),
+    (0.20, Deed::Event),
     (0.40, Deed::Get),
-    (0.41, Deed::Update),
-    (0.50, Deed::Event),
+    (0.45, Deed::Update),
+    (0.55, Deed::Event),
     (1.10, Deed::Event),
     (1.20, Deed::Event),
     (1.30, Deed::Event),
     (1.50, Deed::Get),
-    (1.51, Deed::Update),
+    (1.55, Deed::Update),
     (2.50, Deed::Get),
-    (2.51, Deed::Update),
+    (2.55, Deed::Update),
 ];
 /// What happens to one that goes.
 const DEATH: [(f64, fn(u64) -> Deed); 5] = [
     (0.10, Deed::Update),
     (0.20, Deed::Event),
-    (1.60, Deed::Get),
-    (1.61, Deed::Update),
-    (1.70, Deed::Delete),
+    (1.65, Deed::Get),
+    (1.70, Deed::Update),
+    (1.80, Deed::Delete),
 ];
 /// Seconds after which all of the one has happened.
 const CHILDHOOD: f64 = 5.0;
 /// When services hear of the one and of the other.
-const SERVICES_HEAR: [f64; 2] = [2.60, 0.30];
+const SERVICES_HEAR: [f64; 2] = [2.65, 0.30];
 
 struct Node {
     id: u64,
@@ -219,7 +219,7 @@ impl Actor {
             let service = self.rng.random_range(0..self.services.len());
             for seconds in SERVICES_HEAR {
                 self.add(after(seconds), Deed::Slice(service));
-                self.add(after(seconds), Deed::ReplicaSet(service));
+                self.add(after(seconds + 0.05), Deed::ReplicaSet(service));
             }
         }
         id
