@@ -12,6 +12,8 @@ use super::tally::{Recent, Tally, times};
 
 /// A rate counts as held from this share of what was asked for on.
 pub const HELD: f64 = 0.99;
+/// So many may be under way at the end of one that is held.
+const UNDER_WAY: f64 = 5.0;
 
 /// How a load ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -278,7 +280,7 @@ impl Report {
             rate,
             open: shape.open.map(|(asked, unsent)| Open {
                 rate: asked,
-                held: rate >= asked * HELD,
+                held: tally.answered_in_time as f64 + UNDER_WAY >= asked * seconds * HELD,
                 late: tally.late,
                 unsent,
                 lag_p99_ms: tally.lag.value_at_quantile(0.99) as f64 / 1e6,
@@ -465,7 +467,7 @@ mod tests {
             text.contains("1000 /s asked for: held; nobody free for 1"),
             "{text}"
         );
-        assert!(!told(1001.0).0.held);
+        assert!(!told(1010.0).0.held);
         assert!(told(2000.0).1.contains("NOT HELD"));
     }
 }
