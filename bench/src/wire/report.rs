@@ -429,7 +429,7 @@ mod tests {
             (report.latency_ms.max - 50.0).abs() < 0.1,
             "not what is beside"
         );
-        assert_eq!(report.classes[1].latency_ms.max.round(), 9000.0);
+        assert!((report.classes[1].latency_ms.max - 9000.0).abs() < 10.0);
         assert_eq!(report.classes[0].failures, 2);
         let text = report.text();
         for part in [

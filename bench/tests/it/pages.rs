@@ -102,7 +102,7 @@ fn pages_are_whole_and_their_figures_are_seen() {
                 "--endpoints",
                 &store.endpoint,
             ],
-            6,
+            8,
         ),
     ];
     for (name, words, figures) in loads {
