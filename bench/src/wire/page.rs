@@ -334,7 +334,10 @@ fn add_rounds(page: &mut Page, names: &[&str], reports: &[Vec<Report>]) {
         return;
     };
     page.section(first.workload);
-    page.text(&format!("{}; {}", first.about(), first.setup));
+    page.text(&format!(
+        "{} clients on {} connections, {:.1} s each; {}",
+        first.clients, first.connections, first.seconds, first.setup
+    ));
     let mut bars = Bars::new(
         "Rate: the middle of the rounds, and all of them",
         Unit::PerSecond,

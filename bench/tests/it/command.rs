@@ -116,7 +116,7 @@ fn a_control_plane_is_simulated_and_a_ramp_ends() {
     let line = format!("k8s {few} --duration 2s --warm-up 0s --p99-max 60s --json");
     // Whether they are carried is about the machine.
     let output = at(&store, &line);
-    let step: Value = serde_json::from_slice(&output.stdout).expect(&said(&output));
+    let step: Value = serde_json::from_slice(&output.stdout).unwrap();
     let report = &step["report"];
     assert_eq!(report["errors"], serde_json::json!({}), "{report}");
     assert_eq!(report["conflicts"], 0, "{report}");

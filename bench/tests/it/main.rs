@@ -1,5 +1,7 @@
 //! One binary for all integration tests.
 
+#![allow(clippy::unwrap_used)]
+
 mod command;
 mod pages;
 mod references;

@@ -109,7 +109,7 @@ pub(crate) fn judge(
     let verdict = Verdict::of(target, p99_max, report);
     match told.json {
         true => println!("{}", verdict.json()),
-        false => print!("{}{}\n", verdict.report.text(), verdict.sentence()),
+        false => println!("{}{}", verdict.report.text(), verdict.sentence()),
     }
     paper.write(|| page::of_verdict(&verdict))?;
     Ok(ExitCode::from(match verdict.judgement {
@@ -222,7 +222,7 @@ pub(crate) fn simulate(
         let step = ramp.judge(nodes, report);
         match told.json {
             true => println!("{}", json(&step)),
-            false => print!("{about}\n{}{}\n", step.report.text(), said(&step)),
+            false => println!("{about}\n{}{}", step.report.text(), said(&step)),
         }
         paper.write(|| page::of_report(&step.report))?;
         return Ok(ExitCode::from(match (ended, &step.refused) {

@@ -52,8 +52,11 @@ enum Deed {
     Grant,
 }
 
+/// Something that happens to a pod, seconds after another thing.
+type Later = (f64, fn(u64) -> Deed);
+
 /// What happens to a pod that is born, seconds after its creation.
-const LIFE: [(f64, fn(u64) -> Deed); 12] = [
+const LIFE: [Later; 12] = [
     (0.10, Deed::Update),
     (0.20, Deed::Event),
     (0.40, Deed::Get),
@@ -68,7 +71,7 @@ const LIFE: [(f64, fn(u64) -> Deed); 12] = [
     (2.55, Deed::Update),
 ];
 /// What happens to one that goes.
-const DEATH: [(f64, fn(u64) -> Deed); 5] = [
+const DEATH: [Later; 5] = [
     (0.10, Deed::Update),
     (0.20, Deed::Event),
     (1.65, Deed::Get),

@@ -115,7 +115,7 @@ impl Client for Leases {
                     return Err(Failure::Answer("a lease ended that was kept alive"));
                 }
                 match count {
-                    SIGNS if self.had % 2 == 0 => self.step = Step::Revoke,
+                    SIGNS if self.had.is_multiple_of(2) => self.step = Step::Revoke,
                     SIGNS => self.next_lease(),
                     count => self.step = Step::KeepAlive(count + 1),
                 }
