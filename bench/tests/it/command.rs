@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::store::Store;
 
-pub fn bench() -> Command {
+pub(crate) fn bench() -> Command {
     Command::new(env!("CARGO_BIN_EXE_pontoon-bench"))
 }
 

@@ -22,8 +22,8 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 /// A store that runs until it is dropped.
-pub struct Store {
-    pub endpoint: String,
+pub(crate) struct Store {
+    pub(crate) endpoint: String,
     state: Arc<State>,
     _runtime: tokio::runtime::Runtime,
 }
@@ -43,7 +43,7 @@ struct Keys {
 }
 
 impl Store {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -61,11 +61,11 @@ impl Store {
     }
 
     /// From now on every request fails.
-    pub fn refuse(&self) {
+    pub(crate) fn refuse(&self) {
         self.state.refuses.store(true, Ordering::Relaxed);
     }
 
-    pub fn keys(&self) -> usize {
+    pub(crate) fn keys(&self) -> usize {
         self.state.keys.lock().kvs.len()
     }
 }
