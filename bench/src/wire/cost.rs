@@ -15,6 +15,9 @@ use crate::proc::CpuTime;
 /// A thread that was busy for more than this was the bottleneck.
 const BUSY: f64 = 0.9;
 
+/// One that was ready and had no processor for more than this was held up.
+const STARVED: f64 = 0.25;
+
 /// What the load itself cost.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Cost {
@@ -65,6 +68,9 @@ impl Cost {
     pub fn verdict(&self) -> &'static str {
         match self.is_bottleneck {
             true => "it WAS THE BOTTLENECK, so this is its own speed: give it more --threads",
+            false if self.waiting_share > STARVED => {
+                "it was not the bottleneck, but waited for processors: latencies have that wait"
+            }
             false => "it was not the bottleneck",
         }
     }

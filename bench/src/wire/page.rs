@@ -192,7 +192,8 @@ fn add_report(page: &mut Page, report: &Report) {
     let latency = &report.latency_ms;
     let mut table = Table::new(heading);
     table = table.row(row("all", report.requests, report.rate, latency));
-    for class in &report.classes {
+    let asked = |class: &&Class| class.requests > 0 || class.failures > 0;
+    for class in report.classes.iter().filter(asked) {
         table = table.row(row(
             class.name,
             class.requests,
@@ -250,7 +251,10 @@ fn add_report(page: &mut Page, report: &Report) {
 }
 
 fn latency_cells(latency: &Latency) -> [String; 6] {
-    let text = |ms: f64| Unit::Seconds.text(ms / 1e3);
+    let text = |ms: f64| match ms < 1e-3 {
+        true => "< 1 µs".to_owned(),
+        false => Unit::Seconds.text(ms / 1e3),
+    };
     [
         text(latency.p50),
         text(latency.p90),

@@ -346,7 +346,8 @@ impl Report {
             line("open loop", about);
         }
         line("latency", self.latency_ms.text());
-        for class in &self.classes {
+        let asked = |class: &&Class| class.requests > 0 || class.failures > 0;
+        for class in self.classes.iter().filter(asked) {
             let failed = match class.failures {
                 0 => String::new(),
                 failures => format!(", {failures} failed"),
