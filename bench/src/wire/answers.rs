@@ -2,6 +2,9 @@
 
 use super::failure::Failure;
 
+/// What begins the kind of an event.
+const KIND_TAG: u8 = 0x08;
+
 const MALFORMED: Failure = Failure::Answer("malformed");
 
 /// What is known of a `RangeResponse`.
@@ -60,6 +63,27 @@ pub fn revision(message: &[u8]) -> Result<i64, Failure> {
     Ok(number(bytes(message, 1)?, 3)?.cast_signed())
 }
 
+/// The lease in the answer to a grant.
+pub fn lease(message: &[u8]) -> Result<i64, Failure> {
+    Ok(number(message, 2)?.cast_signed())
+}
+
+/// How long a lease lives that was kept alive; 0 if it has ended.
+pub fn lease_ttl(message: &[u8]) -> Result<i64, Failure> {
+    Ok(number(message, 3)?.cast_signed())
+}
+
+/// The last key in a `RangeResponse`, empty if there is none.
+pub fn last_key(message: &[u8]) -> Result<&[u8], Failure> {
+    let mut last = &[][..];
+    for field in Fields(message) {
+        if let (2, Value::Bytes(kv)) = field? {
+            last = kv;
+        }
+    }
+    bytes(last, 1)
+}
+
 /// What is known of a `WatchResponse`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatchAnswer<'a> {
@@ -69,6 +93,12 @@ pub struct WatchAnswer<'a> {
     pub canceled: bool,
     /// How many events.
     pub events: u64,
+    /// How many of them are of keys that were deleted.
+    pub deletes: u64,
+    /// The lowest revision that can still be watched, if that is why it ended.
+    pub compact_revision: i64,
+    /// Of the first event, 0 if there is none.
+    pub first_revision: i64,
     /// Of the last event, 0 if there is none.
     pub mod_revision: i64,
     /// The value of the first event, empty if there is none.
@@ -84,8 +114,11 @@ impl<'a> WatchAnswer<'a> {
             match field? {
                 (3, Value::Number(created)) => answer.created = created != 0,
                 (4, Value::Number(canceled)) => answer.canceled = canceled != 0,
+                (5, Value::Number(revision)) => answer.compact_revision = revision.cast_signed(),
                 (11, Value::Bytes(event)) => {
                     answer.events += 1;
+                    // Its kind comes first, and is left out for puts.
+                    answer.deletes += u64::from(event.first() == Some(&KIND_TAG));
                     first.get_or_insert(event);
                     last = event;
                 }
@@ -93,7 +126,9 @@ impl<'a> WatchAnswer<'a> {
             }
         }
         answer.mod_revision = number(bytes(last, 2)?, 3)?.cast_signed();
-        answer.first_value = bytes(bytes(first.unwrap_or_default(), 2)?, 5)?;
+        let first = bytes(first.unwrap_or_default(), 2)?;
+        answer.first_revision = number(first, 3)?.cast_signed();
+        answer.first_value = bytes(first, 5)?;
         Ok(answer)
     }
 }
@@ -182,6 +217,7 @@ mod tests {
     use pontoon_api::etcdserverpb::{
         RangeResponse, ResponseHeader, ResponseOp, TxnResponse, WatchResponse,
     };
+    use pontoon_api::mvccpb::event::EventType;
     use pontoon_api::mvccpb::{Event, KeyValue};
     use prost::Message;
 
@@ -226,6 +262,8 @@ mod tests {
     fn ranges_and_transactions_are_read() {
         assert_eq!(RangeAnswer::read(&range().encode_to_vec()), Ok(RANGE));
         assert_eq!(RangeAnswer::read(&[]), Ok(RangeAnswer::default()));
+        assert_eq!(last_key(&range().encode_to_vec()), Ok(&b"key"[..]));
+        assert_eq!(last_key(&[]), Ok(&[][..]));
         let mut txn = TxnResponse {
             header: header(901),
             succeeded: true,
@@ -254,12 +292,20 @@ mod tests {
         };
         let response = WatchResponse {
             header: header(900),
-            events: vec![event(700), event(800)],
+            events: vec![
+                event(700),
+                Event {
+                    r#type: EventType::Delete.into(),
+                    ..event(800)
+                },
+            ],
             ..Default::default()
         };
         let bytes = response.encode_to_vec();
         let expected = WatchAnswer {
             events: 2,
+            deletes: 1,
+            first_revision: 700,
             mod_revision: 800,
             first_value: b"value 700",
             ..Default::default()

@@ -1,12 +1,13 @@
 //! Takes turns between servers, so that what else happens on the machine
 //! happens to all of them.
 
+use super::access::Access;
 use super::connection::Endpoint;
 use super::failure::Failure;
+use super::ratio::{Better, Ratio};
 use super::report::{Ended, Report};
-use super::run::{Settings, Stop, run};
+use super::run::{Now, Settings, Stop, run};
 use super::workload::Workload;
-use crate::lines::{Line, Target};
 
 /// A server that is compared.
 #[derive(Clone, Debug)]
@@ -15,6 +16,18 @@ pub struct Named {
     pub name: String,
     /// Where its members are; connections are dealt to them in turn.
     pub endpoints: Vec<Endpoint>,
+}
+
+impl Named {
+    /// The same servers, entered that way.
+    #[must_use]
+    pub fn with(self, access: &Access) -> Self {
+        let endpoints = self.endpoints.into_iter();
+        Self {
+            endpoints: endpoints.map(|endpoint| endpoint.with(access)).collect(),
+            ..self
+        }
+    }
 }
 
 impl std::str::FromStr for Named {
@@ -35,7 +48,9 @@ impl std::str::FromStr for Named {
 #[derive(Debug, Default)]
 pub struct Comparison {
     /// Ratios of the first server to each of the others.
-    pub lines: Vec<Line>,
+    pub ratios: Vec<Ratio>,
+    /// What was measured: workload by workload, server by server.
+    pub reports: Vec<Vec<Vec<Report>>>,
     /// Requests that failed, by server, workload and kind.
     pub errors: Vec<String>,
     /// What ended it early.
@@ -50,7 +65,8 @@ pub fn compare(
     rounds: usize,
     settings: &Settings,
     stop: &Stop,
-    mut told: impl FnMut(&str, &Report),
+    on_look: &mut dyn FnMut(&str, Workload, Now),
+    told: &mut dyn FnMut(&str, &Report),
 ) -> Comparison {
     let mut comparison = Comparison::default();
     for &workload in workloads {
@@ -62,7 +78,8 @@ pub fn compare(
                 ..settings.clone()
             };
             let name = &servers[at].name;
-            match whole_run(&settings, workload, stop) {
+            let mut look = |now| on_look(name, workload, now);
+            match whole_run(&settings, workload, stop, &mut look) {
                 Ok(report) => {
                     told(name, &report);
                     for (kind, count) in &report.errors {
@@ -77,7 +94,8 @@ pub fn compare(
                 }
             }
         }
-        comparison.lines.extend(lines(workload, servers, &all));
+        comparison.ratios.extend(ratios(workload, servers, &all));
+        comparison.reports.push(all);
         if comparison.ended_by.is_some() {
             break;
         }
@@ -94,8 +112,13 @@ fn turns(round: usize, servers: usize) -> Vec<usize> {
 }
 
 /// A run that was not ended early.
-fn whole_run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Report, Failure> {
-    let report = run(settings, workload, stop)?;
+fn whole_run(
+    settings: &Settings,
+    workload: Workload,
+    stop: &Stop,
+    look: &mut dyn FnMut(Now),
+) -> Result<Report, Failure> {
+    let report = run(settings, workload, stop, look)?;
     match report.ended {
         Ended::Done => Ok(report),
         Ended::Interrupted => Err(Failure::Interrupted),
@@ -104,50 +127,46 @@ fn whole_run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Rep
 }
 
 /// A figure of a report that is compared.
-type Figure = (&'static str, &'static str, fn(&Report) -> f64);
+type Figure = (&'static str, &'static str, Better, fn(&Report) -> f64);
 
 const FIGURES: [Figure; 3] = [
-    ("rate", "/s", |report| report.rate),
-    ("p50", "ms", |report| report.latency_ms.p50),
-    ("p99", "ms", |report| report.latency_ms.p99),
+    ("rate", "/s", Better::Higher, |report| report.rate),
+    ("p50", "ms", Better::Lower, |report| report.latency_ms.p50),
+    ("p99", "ms", Better::Lower, |report| report.latency_ms.p99),
 ];
 
 const EVENT_FIGURES: [Figure; 2] = [
-    ("events", "/s", |report| {
-        report.events.map_or(f64::NAN, |events| events.rate)
+    ("events", "/s", Better::Higher, |report| {
+        let events = report.events.as_ref();
+        events.map_or(f64::NAN, |events| events.rate)
     }),
-    ("events-p99", "ms", |report| {
-        report
-            .events
-            .map_or(f64::NAN, |events| events.latency_ms.p99)
+    ("events-p99", "ms", Better::Lower, |report| {
+        let events = report.events.as_ref();
+        events.map_or(f64::NAN, |events| events.latency_ms.p99)
     }),
 ];
 
 /// Only whole rounds are compared.
-fn lines(workload: Workload, servers: &[Named], all: &[Vec<Report>]) -> Vec<Line> {
+fn ratios(workload: Workload, servers: &[Named], all: &[Vec<Report>]) -> Vec<Ratio> {
     let mut figures = FIGURES.to_vec();
     if workload == Workload::Watch {
         figures.extend(EVENT_FIGURES);
     }
-    let mut lines = Vec::new();
+    let mut ratios = Vec::new();
     for (other, reports) in servers.iter().zip(all).skip(1) {
-        for (name, unit, figure) in &figures {
-            let ours = &servers[0].name;
-            let mut line = Line::new(
-                format!("{}-{name}", workload.name()),
-                format!("{ours} to {}", other.name),
-                unit,
-                Target::None,
-            );
-            for (ours, theirs) in all[0].iter().zip(reports) {
-                line.round(figure(ours), figure(theirs));
-            }
-            if !line.rounds.is_empty() {
-                lines.push(line);
+        for (name, unit, better, figure) in &figures {
+            let pairs = all[0].iter().zip(reports);
+            let rounds: Vec<_> = pairs
+                .map(|(ours, theirs)| (figure(ours), figure(theirs)))
+                .collect();
+            if !rounds.is_empty() {
+                let name = format!("{}-{name}", workload.name());
+                let names = [servers[0].name.as_str(), &other.name];
+                ratios.push(Ratio::of(name, names, unit, *better, rounds));
             }
         }
     }
-    lines
+    ratios
 }
 
 #[cfg(test)]

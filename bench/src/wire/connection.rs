@@ -10,31 +10,58 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use pontoon_api::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use prost::Message;
+use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
 
+use super::access::{Access, NO_AUTHORITY};
 use super::failure::Failure;
-use super::http2::{Http2, Stream};
+use super::fill::framed;
+use super::http2::{Http2, Socket, Stream};
 
 /// How long a server may take to accept a connection.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long to wait before a lost connection is made anew.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where a server is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where a server is, and how to get in.
+#[derive(Clone, Debug)]
 pub struct Endpoint {
     authority: String,
+    is_secure: bool,
+    access: Access,
+}
+
+impl Endpoint {
+    /// The same place, entered that way.
+    #[must_use]
+    pub fn with(self, access: &Access) -> Self {
+        Self {
+            access: access.clone(),
+            ..self
+        }
+    }
+
+    /// Whether it is known whom to trust there.
+    pub fn check(&self) -> Result<(), String> {
+        match self.is_secure && self.access.tls.is_none() {
+            true => Err(format!("{self}: {NO_AUTHORITY}")),
+            false => Ok(()),
+        }
+    }
 }
 
 impl std::str::FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with("https://") {
-            return Err("https is not spoken yet".to_owned());
-        }
-        let authority = text.strip_prefix("http://").unwrap_or(text);
+        let (authority, is_secure) = match text.strip_prefix("https://") {
+            Some(authority) => (authority, true),
+            None => (text.strip_prefix("http://").unwrap_or(text), false),
+        };
         let authority = authority.trim_end_matches('/');
         let parsed: http::uri::Authority = authority
             .parse()
@@ -44,13 +71,16 @@ impl std::str::FromStr for Endpoint {
         }
         Ok(Self {
             authority: authority.to_owned(),
+            is_secure,
+            access: Access::default(),
         })
     }
 }
 
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "http://{}", self.authority)
+        let scheme = if self.is_secure { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.authority)
     }
 }
 
@@ -63,8 +93,20 @@ pub enum Rpc {
     Put,
     /// `KV/Txn`
     Txn,
+    /// `KV/DeleteRange`
+    DeleteRange,
+    /// `KV/Compact`
+    Compact,
     /// `Watch/Watch`
     Watch,
+    /// `Lease/LeaseGrant`
+    Grant,
+    /// `Lease/LeaseRevoke`
+    Revoke,
+    /// `Lease/LeaseKeepAlive`, one sign of life on a stream of its own
+    KeepAlive,
+    /// `Auth/Authenticate`
+    Authenticate,
 }
 
 impl Rpc {
@@ -73,7 +115,13 @@ impl Rpc {
             Self::Range => "/etcdserverpb.KV/Range",
             Self::Put => "/etcdserverpb.KV/Put",
             Self::Txn => "/etcdserverpb.KV/Txn",
+            Self::DeleteRange => "/etcdserverpb.KV/DeleteRange",
+            Self::Compact => "/etcdserverpb.KV/Compact",
             Self::Watch => "/etcdserverpb.Watch/Watch",
+            Self::Grant => "/etcdserverpb.Lease/LeaseGrant",
+            Self::Revoke => "/etcdserverpb.Lease/LeaseRevoke",
+            Self::KeepAlive => "/etcdserverpb.Lease/LeaseKeepAlive",
+            Self::Authenticate => "/etcdserverpb.Auth/Authenticate",
         }
     }
 }
@@ -164,15 +212,12 @@ async fn connect(endpoint: &Endpoint) -> Result<Http2, Failure> {
         address: endpoint.to_string(),
         error,
     };
-    let connected = TcpStream::connect(&endpoint.authority);
-    let stream = tokio::time::timeout(CONNECT_TIME_MAX, connected)
+    let connected = tokio::time::timeout(CONNECT_TIME_MAX, socket(endpoint));
+    let socket = connected
         .await
         .map_err(|_| failed("no answer".to_owned()))?
-        .map_err(|error| failed(error.to_string()))?;
-    stream
-        .set_nodelay(true)
-        .map_err(|error| failed(error.to_string()))?;
-    let (sender, driver) = Http2::begin(stream, &endpoint.authority);
+        .map_err(failed)?;
+    let (sender, driver) = Http2::begin(socket, &endpoint.authority);
     // Its failure reaches every request on it.
     tokio::spawn(driver);
     let settled = tokio::time::timeout(CONNECT_TIME_MAX, sender.settled());
@@ -181,5 +226,44 @@ async fn connect(endpoint: &Endpoint) -> Result<Http2, Failure> {
         Err(Failure::Broken(reason))
     });
     settled.map_err(|failure| failed(failure.to_string()))?;
+    if let Some((name, password)) = &endpoint.access.user {
+        let token = authenticate(&sender, name, password).await;
+        sender.set_token(token.map_err(|failure| failed(failure.to_string()))?);
+    }
     Ok(sender)
+}
+
+async fn socket(endpoint: &Endpoint) -> Result<Socket, String> {
+    let stream = TcpStream::connect(&endpoint.authority)
+        .await
+        .map_err(|error| error.to_string())?;
+    stream
+        .set_nodelay(true)
+        .map_err(|error| error.to_string())?;
+    if !endpoint.is_secure {
+        return Ok(stream.into());
+    }
+    let config = endpoint.access.tls.as_ref().ok_or(NO_AUTHORITY)?;
+    let host = endpoint
+        .authority
+        .rsplit_once(':')
+        .map_or("", |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
+    let connected = TlsConnector::from(config.clone())
+        .connect(name, stream)
+        .await;
+    Ok(connected.map_err(|error| format!("TLS: {error}"))?.into())
+}
+
+async fn authenticate(sender: &Http2, name: &str, password: &str) -> Result<String, Failure> {
+    let request = AuthenticateRequest {
+        name: name.to_owned(),
+        password: password.to_owned(),
+    };
+    let path = Rpc::Authenticate.path();
+    let answer = sender.open(path, framed(&request), true).await?;
+    let answer = AuthenticateResponse::decode(answer.only().await?)
+        .map_err(|_| Failure::Answer("malformed"))?;
+    Ok(answer.token)
 }

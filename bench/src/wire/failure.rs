@@ -4,6 +4,8 @@ use h2::Reason;
 use http::StatusCode;
 use pontoon_api::CODE_NAMES;
 
+const UNAUTHENTICATED: u32 = 16;
+
 /// Why a request has no good answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -50,10 +52,12 @@ impl Failure {
     /// Whether only a new connection can help.
     #[must_use]
     pub fn needs_connection(&self) -> bool {
-        matches!(
-            self,
-            Self::Connect { .. } | Self::GoAway(_) | Self::Broken(_)
-        )
+        match self {
+            Self::Connect { .. } | Self::GoAway(_) | Self::Broken(_) => true,
+            // A token has become old; a new connection gets a new one.
+            Self::Status { code, .. } => *code == UNAUTHENTICATED,
+            _ => false,
+        }
     }
 
     /// What `grpc-status` and `grpc-message` say.

@@ -6,8 +6,8 @@ use pontoon_api::etcdserverpb::{
     PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
 use prost::Message;
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 
 use super::connection::{Channel, Rpc};
 use super::failure::Failure;
@@ -18,6 +18,9 @@ use super::templates::Keys;
 const OPS_MAX: u64 = 100;
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 const PAGE: i64 = 1000;
+/// Keys that are put again, and how often.
+const OVERWRITTEN_MAX: u64 = 20_000;
+const VERSIONS: u32 = 3;
 
 /// Puts all keys, unless they are there.
 pub async fn fill(channel: &mut Channel, keys: &Keys, seed: u64) -> Result<(), Failure> {
@@ -30,8 +33,7 @@ pub async fn fill(channel: &mut Channel, keys: &Keys, seed: u64) -> Result<(), F
         return Ok(());
     }
     let mut rng = SmallRng::seed_from_u64(seed);
-    let ops = (REQUEST_BYTES_MAX / (keys.value_bytes + 64)) as u64;
-    let ops = ops.clamp(1, OPS_MAX);
+    let ops = ops(keys);
     let mut first = 0;
     while first < keys.count {
         let end = keys.count.min(first + ops);
@@ -43,6 +45,43 @@ pub async fn fill(channel: &mut Channel, keys: &Keys, seed: u64) -> Result<(), F
         first = end;
     }
     Ok(())
+}
+
+/// Puts a part of the keys again and again, so that there is something to read
+/// at older revisions: from the first that is returned to the second.
+pub async fn overwrite(
+    channel: &mut Channel,
+    keys: &Keys,
+    seed: u64,
+) -> Result<(i64, i64), Failure> {
+    let mut rng = SmallRng::seed_from_u64(seed + 1);
+    let part = keys.count.min(OVERWRITTEN_MAX);
+    let every = keys.count / part;
+    let (mut first, mut last) = (0, 0);
+    for _ in 0..VERSIONS {
+        let mut next = 0;
+        while next < part {
+            let end = part.min(next + ops(keys));
+            let puts = (next..end).map(|key| put(keys, key * every, &mut rng));
+            let request = TxnRequest {
+                success: puts.collect(),
+                ..Default::default()
+            };
+            let answer: TxnResponse = ask(channel, Rpc::Txn, &request).await?;
+            last = answer.header.map_or(0, |header| header.revision);
+            if first == 0 {
+                first = last - 1;
+            }
+            next = end;
+        }
+    }
+    Ok((first, last))
+}
+
+/// Puts that fit into a transaction.
+fn ops(keys: &Keys) -> u64 {
+    let ops = (REQUEST_BYTES_MAX / (keys.values.bytes_max() + 64)) as u64;
+    ops.clamp(1, OPS_MAX)
 }
 
 /// The revision that each key was last changed at.
@@ -73,18 +112,17 @@ fn all(keys: &Keys) -> RangeRequest {
 }
 
 fn put(keys: &Keys, key: u64, rng: &mut SmallRng) -> RequestOp {
-    let mut value = vec![0; keys.value_bytes];
-    rng.fill_bytes(&mut value);
     RequestOp {
         request: Some(Request::RequestPut(PutRequest {
             key: keys.key(key),
-            value: value.into(),
+            value: keys.values.value(rng),
             ..Default::default()
         })),
     }
 }
 
-async fn ask<A: Message + Default>(
+/// Asks, and reads the whole answer.
+pub async fn ask<A: Message + Default>(
     channel: &mut Channel,
     rpc: Rpc,
     request: &impl Message,

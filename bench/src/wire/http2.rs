@@ -10,6 +10,7 @@
 
 mod frames;
 mod hpack;
+mod socket;
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -23,12 +24,12 @@ use h2::Reason;
 use http::StatusCode;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use tokio::net::TcpStream;
 
 use super::failure::Failure;
 use super::messages::Messages;
 use frames::{Frame, Kind, Setting, flag, take_frame, write_head, write_settings};
 use hpack::{Asking, Blocks, Said};
+pub(super) use socket::Socket;
 
 /// What the server may send before it is given back, in one stream and in all.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -39,8 +40,6 @@ const WINDOW_BYTES: u32 = 65_535;
 const FRAME_BYTES_MAX: usize = 16_384;
 /// An answer is collected in memory.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// What is read from the socket in one go.
-const READ_BYTES: usize = 64 << 10;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A connection, shared by its clients and by who drives it.
@@ -51,10 +50,11 @@ impl Http2 {
     /// Begins to speak on a socket. The future that comes back does all reading
     /// and writing.
     pub(super) fn begin(
-        socket: TcpStream,
+        socket: Socket,
         authority: &str,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let mut state = State::new(authority);
+        let is_secure = matches!(socket, Socket::Secure(..));
+        let mut state = State::new(authority, is_secure);
         state.out.extend_from_slice(PREFACE);
         write_settings(
             &mut state.out,
@@ -90,6 +90,11 @@ impl Http2 {
             }
         })
         .await
+    }
+
+    /// Requests say from now on who asks.
+    pub(super) fn set_token(&self, token: String) {
+        self.0.lock().asking.set_token(token);
     }
 
     /// Opens a stream with its first message, which is its only one if `last`.
@@ -187,12 +192,12 @@ struct State {
 }
 
 impl State {
-    fn new(authority: &str) -> Self {
+    fn new(authority: &str, is_secure: bool) -> Self {
         Self {
             out: Vec::new(),
             driver: None,
             blocks: Blocks::default(),
-            asking: Asking::new(authority),
+            asking: Asking::new(authority, is_secure),
             streams: FxHashMap::default(),
             next_id: 1,
             ready: VecDeque::new(),
@@ -590,7 +595,7 @@ fn broken(what: &str) -> Failure {
 
 /// Reads and writes for a connection until it is over.
 struct Driver {
-    socket: TcpStream,
+    socket: Socket,
     state: Arc<Mutex<State>>,
     input: BytesMut,
     /// What is being written, from `written` on.
@@ -620,14 +625,9 @@ impl Future for Driver {
 impl Driver {
     /// Takes all that has come.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Result<(), Failure> {
-        while let Poll::Ready(ready) = self.socket.poll_read_ready(context) {
-            ready.map_err(lost)?;
-            self.input.reserve(READ_BYTES);
-            match self.socket.try_read_buf(&mut self.input) {
-                Ok(0) => return Err(broken("the server has hung up")),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(error) => return Err(lost(error)),
+        while let Poll::Ready(read) = self.socket.poll_read(context, &mut self.input) {
+            if read.map_err(lost)? == 0 {
+                return Err(broken("the server has hung up"));
             }
             let mut state = self.state.lock();
             while let Some(frame) = take_frame(&mut self.input)? {
@@ -650,17 +650,18 @@ impl Driver {
                         Some(waker) => waker.clone_from(context.waker()),
                         none => *none = Some(context.waker().clone()),
                     }
-                    return Ok(());
+                    drop(state);
+                    // What is left of it leaves when there is room again.
+                    return match self.socket.poll_flush(context) {
+                        Poll::Ready(Err(error)) => Err(lost(error)),
+                        Poll::Ready(Ok(())) | Poll::Pending => Ok(()),
+                    };
                 }
             }
-            let Poll::Ready(ready) = self.socket.poll_write_ready(context) else {
-                return Ok(());
-            };
-            ready.map_err(lost)?;
-            match self.socket.try_write(&self.output[self.written..]) {
-                Ok(written) => self.written += written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(lost(error)),
+            let output = &self.output[self.written..];
+            match self.socket.poll_write(context, output) {
+                Poll::Ready(written) => self.written += written.map_err(lost)?,
+                Poll::Pending => return Ok(()),
             }
         }
     }

@@ -1,38 +1,41 @@
-//! Runs a load in a closed loop: each client asks again when it is answered.
+//! Runs a load: in a closed loop, where each client asks again when it is
+//! answered, or in an open one, where requests are due at a rate.
 //!
-//! Kept true: what is counted was asked and answered while it was measured,
-//! and a client has its connection, its thread and its share of the keys for
-//! the whole load, so that two runs with one seed ask the same.
+//! Kept true: whatever ends a load, what is known by then is reported.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
-use tokio::runtime::{Builder, Runtime};
-use tokio::sync::watch;
-
-use super::connection::{Channel, Connection, Endpoint};
+use super::compaction::Compaction;
+use super::connection::{Connection, Endpoint};
+use super::cost::{Cost, Usage};
+use super::draw::Spread;
 use super::failure::Failure;
 use super::fill;
-use super::report::{Cost, Ended, Report, Shape, Tally};
+use super::k8s::Cluster;
+use super::report::{Ended, Report, Sample, Shape};
+use super::tally::{Recent, Tally};
 use super::templates::Keys;
-use super::watchers::{Progress, Watcher};
-use super::workload::{Client, Outcome, Plan, Workload};
-use crate::proc::CpuTime;
+use super::watchers::Watched;
+use super::worker::{Phase, Shared, Worker, runtime};
+use super::workload::{Plan, Workload};
 
 /// Far above what servers take.
 const VALUE_BYTES_MAX: usize = 64 << 20;
+/// Far above what one machine sends.
+const RATE_MAX: f64 = 1e7;
 /// How often the end of a load is looked for.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long a load may go without any answer.
 const STALL: Duration = Duration::from_secs(10);
 /// How long answers and events are waited for after the end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How long a client waits after a failure.
-const PAUSE: Duration = Duration::from_millis(10);
+/// A sample is as long as this, or shorter in a short load.
+const SAMPLE: Duration = Duration::from_secs(1);
+const SAMPLE_MIN: Duration = Duration::from_millis(100);
+const SAMPLES_WANTED: u32 = 20;
 
 /// How a load is run.
 #[derive(Clone, Debug)]
@@ -47,14 +50,26 @@ pub struct Settings {
     pub threads: usize,
     /// When it ends.
     pub amount: Amount,
+    /// Requests that are due per second; none: clients ask when they are answered.
+    pub rate: Option<f64>,
     /// How long it runs before it is measured.
     pub warm_up: Duration,
     /// The keys.
     pub keys: Keys,
+    /// How requests are spread over them.
+    pub spread: Spread,
     /// Most keys of a range.
     pub limit: u64,
+    /// How many of a hundred mixed requests read.
+    pub read_percent: u32,
     /// Watchers of the watch workload.
     pub watchers: usize,
+    /// How long leases live that nobody keeps alive.
+    pub lease_ttl_secs: i64,
+    /// How often the compaction workload compacts.
+    pub compact_every: Duration,
+    /// The control plane of the k8s workload.
+    pub cluster: Option<Arc<Cluster>>,
     /// Where chance begins.
     pub seed: u64,
 }
@@ -71,29 +86,90 @@ pub enum Amount {
 impl Settings {
     /// Says what can't be.
     pub fn check(&self, workload: Workload) -> Result<(), String> {
-        if self.endpoints.is_empty() {
-            return Err("there must be an endpoint".to_owned());
+        let must = |holds: bool, text: &str| match holds {
+            true => Ok(()),
+            false => Err(text.to_owned()),
+        };
+        must(!self.endpoints.is_empty(), "there must be an endpoint")?;
+        self.endpoints.iter().try_for_each(Endpoint::check)?;
+        must(
+            self.clients > 0 && self.connections > 0 && self.threads > 0,
+            "there must be clients, connections and threads",
+        )?;
+        must(
+            (1..10_000_000_000).contains(&self.keys.count),
+            "the number of keys must have one to ten digits",
+        )?;
+        must(
+            self.keys.values.bytes_max() <= VALUE_BYTES_MAX,
+            "values are too large",
+        )?;
+        must(
+            workload != Workload::Cas || self.keys.count >= self.clients as u64,
+            "cas needs a key for each client",
+        )?;
+        must(self.read_percent <= 100, "a percentage is 0 to 100")?;
+        must(self.lease_ttl_secs > 0, "leases must live for a second")?;
+        must(
+            !self.compact_every.is_zero(),
+            "there must be time between compactions",
+        )?;
+        must(
+            self.rate.is_none_or(|rate| rate > 0.0 && rate <= RATE_MAX),
+            "the rate must be above 0 and not above 10,000,000",
+        )?;
+        match self.amount {
+            Amount::Time(time) => must(!time.is_zero(), "the duration must be above 0"),
+            Amount::Count(count) => must(count > 0, "the count must be above 0"),
         }
-        if self.clients == 0 || self.connections == 0 || self.threads == 0 {
-            return Err("there must be clients, connections and threads".to_owned());
-        }
-        if !(1..10_000_000_000).contains(&self.keys.count) {
-            return Err("the number of keys must have one to ten digits".to_owned());
-        }
-        if self.keys.value_bytes > VALUE_BYTES_MAX {
-            return Err("values are too large".to_owned());
-        }
-        if workload == Workload::Cas && self.keys.count < self.clients as u64 {
-            return Err("cas needs a key for each client".to_owned());
-        }
-        Ok(())
     }
 
-    fn watchers(&self, workload: Workload) -> usize {
+    /// How it is compacted meanwhile.
+    pub(super) fn compaction(&self, workload: Workload) -> Option<Compaction> {
         match workload {
-            Workload::Watch => self.watchers,
-            _ => 0,
+            Workload::Compaction => Some(Compaction {
+                every: self.compact_every,
+                class: 1,
+                agreed_by: None,
+            }),
+            Workload::K8s => self.cluster.as_ref().map(|cluster| cluster.compaction()),
+            _ => None,
         }
+    }
+
+    fn watched(&self, workload: Workload) -> Vec<Watched> {
+        let count = match workload {
+            Workload::Watch => self.watchers,
+            Workload::Lease => 1,
+            Workload::K8s => {
+                let cluster = self.cluster.as_ref();
+                return cluster.map_or(Vec::new(), |cluster| cluster.watched());
+            }
+            _ => 0,
+        };
+        let all = Watched {
+            first: self.keys.key(0),
+            end: self.keys.key(self.keys.count),
+            topic: 0,
+            as_apiserver: false,
+        };
+        vec![all; count]
+    }
+
+    fn about(&self, workload: Workload) -> String {
+        if let (Workload::K8s, Some(cluster)) = (workload, &self.cluster) {
+            return cluster.to_string();
+        }
+        format!(
+            "{} keys ({}), values of {} B, seed {}",
+            self.keys.count,
+            match self.spread {
+                Spread::Uniform => "uniform",
+                Spread::Zipf => "zipf",
+            },
+            self.keys.values,
+            self.seed
+        )
     }
 }
 
@@ -114,27 +190,32 @@ impl Stop {
     }
 }
 
+/// What a load is doing, for who looks on.
+#[derive(Clone, Copy, Debug)]
+pub enum Now {
+    /// Keys are put that it reads.
+    Preparing,
+    /// It runs and is not measured.
+    WarmingUp,
+    /// It was measured for so long, to this share of its end.
+    Measuring(Sample, f64),
+    /// The last answers are waited for.
+    Draining,
+}
+
 /// Runs a load. An error is one that kept it from starting.
-pub fn run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Report, Failure> {
-    let revisions = prepare(settings, workload, stop)?;
-    let watchers = settings.watchers(workload);
-    let shared = Arc::new(Shared::new(settings, watchers));
-    let plan = Arc::new(Plan {
-        keys: settings.keys.clone(),
-        clients: settings.clients,
-        limit: settings.limit,
-        seed: settings.seed,
-        origin: Instant::now(),
-        revisions: Arc::new(revisions),
-    });
+pub fn run(
+    settings: &Settings,
+    workload: Workload,
+    stop: &Stop,
+    told: &mut dyn FnMut(Now),
+) -> Result<Report, Failure> {
+    told(Now::Preparing);
+    let plan = Arc::new(prepare(settings, workload, stop)?);
+    let shared = Arc::new(Shared::new(settings, settings.watched(workload)));
     let (ready, all_ready) = mpsc::channel();
     let workers: Vec<_> = (0..settings.threads)
-        .map(|number| Worker {
-            number,
-            plan: plan.clone(),
-            shared: shared.clone(),
-            tally: Arc::default(),
-        })
+        .map(|number| Worker::new(number, settings, workload, &plan, &shared))
         .collect();
     let threads: Vec<_> = workers
         .iter()
@@ -149,12 +230,26 @@ pub fn run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Repor
         .iter()
         .take(workers.len())
         .collect::<Result<Vec<()>, Failure>>();
-    let measured = started.map(|_| measure(settings, &shared, &workers, stop));
+    let mut load = Load {
+        settings,
+        shared: &shared,
+        workers: &workers,
+        stop,
+        told,
+        samples: Vec::new(),
+    };
+    let measured = started.map(|_| load.measure());
+    let samples = load.samples;
     shared.set(Phase::Ended);
     for thread in threads {
         thread.join().expect("a worker doesn't panic");
     }
-    let (ended, elapsed, cost, mut tally) = measured?;
+    let Measured {
+        ended,
+        elapsed,
+        cost,
+        mut tally,
+    } = measured?;
     // Whoever interrupts doesn't wait for them.
     let watched = shared
         .watchers
@@ -165,32 +260,73 @@ pub fn run(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Repor
             tally.add_error(missed.to_owned(), 1);
         }
     }
+    let unsent = shared.unsent.load(Ordering::Relaxed);
+    let open = match (settings.rate, workload) {
+        (_, Workload::K8s) => {
+            let due = tally.lag.len() + tally.late + unsent;
+            Some((due as f64 / elapsed.as_secs_f64().max(1e-9), unsent))
+        }
+        (rate, _) => rate.map(|rate| (rate, unsent)),
+    };
     let shape = Shape {
         workload: workload.name(),
+        classes: workload.classes(),
         endpoints: settings.endpoints.iter().map(ToString::to_string).collect(),
         clients: settings.clients,
         connections: settings.connections,
+        threads: settings.threads,
+        setup: settings.about(workload),
+        watchers: shared.watchers.len(),
+        open,
         ended,
+        samples,
     };
-    Ok(Report::of(&tally, elapsed, watchers, shape, cost))
+    Ok(Report::of(&tally, elapsed, shape, cost))
 }
 
 /// Looks whether all servers are there and have the keys that the load reads.
-fn prepare(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Vec<i64>, Failure> {
+fn prepare(settings: &Settings, workload: Workload, stop: &Stop) -> Result<Plan, Failure> {
     let work = async {
+        let mut plan = Plan {
+            keys: settings.keys.clone(),
+            spread: settings.spread,
+            clients: settings.clients,
+            limit: settings.limit,
+            read_percent: settings.read_percent,
+            lease_ttl_secs: settings.lease_ttl_secs,
+            seed: settings.seed,
+            origin: Instant::now(),
+            revisions: Vec::new(),
+            history: (0, 0),
+            cluster: settings.cluster.clone(),
+            puts: OnceLock::new(),
+            swaps: OnceLock::new(),
+        };
         let mut first = None;
         for endpoint in &settings.endpoints {
             let connection = Connection::open(endpoint.clone()).await?;
-            first.get_or_insert(connection.channel().await);
+            first.get_or_insert(connection);
         }
-        let Some(mut channel) = first.filter(|_| workload.reads()) else {
-            return Ok(Vec::new());
+        let Some(connection) = first else {
+            return Ok(plan);
         };
-        fill::fill(&mut channel, &settings.keys, settings.seed).await?;
-        match workload {
-            Workload::Cas => fill::revisions(&mut channel, &settings.keys).await,
-            _ => Ok(Vec::new()),
+        let mut channel = connection.channel().await;
+        if let (Workload::K8s, Some(cluster)) = (workload, &settings.cluster) {
+            cluster.prepare(&connection, settings.seed).await?;
         }
+        if workload.reads() {
+            fill::fill(&mut channel, &settings.keys, settings.seed).await?;
+        }
+        match workload {
+            Workload::Cas => {
+                plan.revisions = fill::revisions(&mut channel, &settings.keys).await?;
+            }
+            Workload::RangeOld => {
+                plan.history = fill::overwrite(&mut channel, &settings.keys, plan.seed).await?;
+            }
+            _ => {}
+        }
+        Ok(plan)
     };
     runtime().block_on(async {
         tokio::select! {
@@ -206,293 +342,121 @@ async fn stopped(stop: &Stop) {
     }
 }
 
-/// Takes a load through its phases.
-fn measure(
-    settings: &Settings,
-    shared: &Shared,
-    workers: &[Worker],
-    stop: &Stop,
-) -> (Ended, Duration, Cost, Tally) {
-    shared.set(Phase::WarmUp);
-    let warm = Instant::now() + settings.warm_up;
-    while Instant::now() < warm && !stop.is_set() {
-        thread::sleep(LOOK.min(warm.saturating_duration_since(Instant::now())));
-    }
-    let before = Usage::now();
-    let start = Instant::now();
-    shared.set(Phase::Measuring);
-    let ended = wait_for_end(settings, shared, workers, stop, start);
-    let end = shared.finished.get().copied().unwrap_or_else(Instant::now);
-    let elapsed = end - start;
-    let cost = before.cost_since(elapsed, settings.threads);
-    shared.set(Phase::Stopping);
-    let deadline = Instant::now() + DRAIN;
-    let drained =
-        || shared.clients_left() == 0 && shared.watchers.iter().all(|w| !shared.is_behind(w));
-    while !drained() && Instant::now() < deadline && !stop.is_set() {
-        thread::sleep(LOOK);
-    }
-    let mut tally = total(workers);
-    let unanswered = shared.clients_left() as u64;
-    if unanswered > 0 && !stop.is_set() {
-        tally.add_error("no answer".to_owned(), unanswered);
-    }
-    (ended, elapsed, cost, tally)
+/// A load that runs.
+struct Load<'a> {
+    settings: &'a Settings,
+    shared: &'a Shared,
+    workers: &'a [Worker],
+    stop: &'a Stop,
+    told: &'a mut dyn FnMut(Now),
+    samples: Vec<Sample>,
 }
 
-fn wait_for_end(
-    settings: &Settings,
-    shared: &Shared,
-    workers: &[Worker],
-    stop: &Stop,
-    start: Instant,
-) -> Ended {
-    let mut active = (0, start);
-    loop {
+struct Measured {
+    ended: Ended,
+    elapsed: Duration,
+    cost: Cost,
+    tally: Tally,
+}
+
+impl Load<'_> {
+    /// Takes it through its phases.
+    fn measure(&mut self) -> Measured {
+        let shared = self.shared;
+        (self.told)(Now::WarmingUp);
+        shared.set(Phase::WarmUp);
+        let warm = Instant::now() + self.settings.warm_up;
+        while Instant::now() < warm && !self.stop.is_set() {
+            thread::sleep(LOOK.min(warm.saturating_duration_since(Instant::now())));
+        }
+        let threads = || self.workers.iter().map(|worker| &*worker.thread);
+        let before = Usage::now(threads());
+        shared.set(Phase::Measuring);
+        let start = shared.measured.get().copied();
+        let start = start.unwrap_or_else(Instant::now);
+        let ended = self.wait_for_end(start);
         let now = Instant::now();
-        let left = match settings.amount {
-            Amount::Time(time) => (start + time).saturating_duration_since(now),
-            Amount::Count(_) => LOOK,
+        let elapsed = shared.finished.get().copied().unwrap_or(now) - start;
+        let threads = || self.workers.iter().map(|worker| &*worker.thread);
+        let cost = before.cost_since(elapsed, threads());
+        shared.set(Phase::Stopping);
+        (self.told)(Now::Draining);
+        let deadline = Instant::now() + DRAIN;
+        let drained =
+            || shared.clients_left() == 0 && shared.watchers.iter().all(|w| !shared.is_behind(w));
+        while !drained() && Instant::now() < deadline && !self.stop.is_set() {
+            thread::sleep(LOOK);
+        }
+        let mut tally = Tally::new(self.workers[0].tally.lock().classes.len());
+        for worker in self.workers {
+            tally.add(&worker.tally.lock());
+        }
+        let unanswered = shared.clients_left() as u64;
+        if unanswered > 0 && !self.stop.is_set() {
+            tally.add_error("no answer".to_owned(), unanswered);
+        }
+        Measured {
+            ended,
+            elapsed,
+            cost,
+            tally,
+        }
+    }
+
+    fn wait_for_end(&mut self, start: Instant) -> Ended {
+        let period = match self.settings.amount {
+            Amount::Time(time) => (time / SAMPLES_WANTED).clamp(SAMPLE_MIN, SAMPLE),
+            Amount::Count(_) => SAMPLE_MIN * 5,
         };
-        if left.is_zero() || shared.clients_left() == 0 {
-            return Ended::Done;
+        let mut active = (0, start);
+        let mut sampled = start;
+        loop {
+            let now = Instant::now();
+            let left = match self.settings.amount {
+                Amount::Time(time) => (start + time).saturating_duration_since(now),
+                Amount::Count(_) => LOOK,
+            };
+            let is_done = left.is_zero() || self.shared.clients_left() == 0;
+            let is_over = is_done || self.stop.is_set();
+            if now - sampled >= period || (is_over && now - sampled >= period / 2) {
+                self.sample(start, now, now - sampled);
+                sampled = now;
+            }
+            if is_done {
+                return Ended::Done;
+            }
+            if self.stop.is_set() {
+                return Ended::Interrupted;
+            }
+            let activity = self.workers.iter().map(|w| w.tally.lock().activity()).sum();
+            // In an open loop there may be nothing to do for a while.
+            let idles = self.settings.cluster.is_some()
+                || self.settings.rate.is_some_and(|rate| rate < 1.0);
+            if activity != active.0 || idles {
+                active = (activity, now);
+            } else if now - active.1 > STALL {
+                return Ended::Stalled;
+            }
+            thread::sleep(left.min(LOOK));
         }
-        if stop.is_set() {
-            return Ended::Interrupted;
-        }
-        let activity = workers.iter().map(|w| w.tally.lock().activity()).sum();
-        if activity != active.0 {
-            active = (activity, now);
-        } else if now - active.1 > STALL {
-            return Ended::Stalled;
-        }
-        thread::sleep(left.min(LOOK));
     }
-}
 
-fn total(workers: &[Worker]) -> Tally {
-    let mut tally = Tally::default();
-    for worker in workers {
-        tally.add(&worker.tally.lock());
-    }
-    tally
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-enum Phase {
-    Waiting,
-    WarmUp,
-    Measuring,
-    /// Clients end after what they have asked.
-    Stopping,
-    Ended,
-}
-
-/// What all threads of a load share.
-struct Shared {
-    /// The phase, cheap to look at and possible to wait for.
-    phase: AtomicU8,
-    changes: watch::Sender<Phase>,
-    /// Requests that may still be measured.
-    left: AtomicI64,
-    clients_left: AtomicUsize,
-    /// When the last client ended by itself.
-    finished: OnceLock<Instant>,
-    /// What was written and acknowledged: how much, and up to where.
-    writes: AtomicU64,
-    revision: AtomicI64,
-    watchers: Vec<Arc<Progress>>,
-}
-
-impl Shared {
-    fn new(settings: &Settings, watchers: usize) -> Self {
-        let left = match settings.amount {
-            Amount::Time(_) => i64::MAX,
-            Amount::Count(count) => i64::try_from(count).unwrap_or(i64::MAX),
+    fn sample(&mut self, start: Instant, now: Instant, time: Duration) {
+        let mut recent = Recent::default();
+        for worker in self.workers {
+            recent.take(&mut worker.tally.lock().recent);
+        }
+        let at = (now - start).as_secs_f64();
+        let sample = Sample::of(&recent, at, time.as_secs_f64());
+        self.samples.push(sample);
+        let done = match self.settings.amount {
+            Amount::Time(time) => at / time.as_secs_f64(),
+            Amount::Count(count) => {
+                let answered = |worker: &Worker| worker.tally.lock().answered_in_time;
+                let answered = self.workers.iter().map(answered).sum::<u64>();
+                answered as f64 / count as f64
+            }
         };
-        Self {
-            phase: AtomicU8::new(Phase::Waiting as u8),
-            changes: watch::Sender::new(Phase::Waiting),
-            left: AtomicI64::new(left),
-            clients_left: AtomicUsize::new(settings.clients),
-            finished: OnceLock::new(),
-            writes: AtomicU64::new(0),
-            revision: AtomicI64::new(0),
-            watchers: (0..watchers).map(|_| Arc::default()).collect(),
-        }
+        (self.told)(Now::Measuring(sample, done.min(1.0)));
     }
-
-    fn set(&self, phase: Phase) {
-        self.phase.store(phase as u8, Ordering::Relaxed);
-        self.changes.send_replace(phase);
-    }
-
-    fn is(&self, phase: Phase) -> bool {
-        self.phase.load(Ordering::Relaxed) == phase as u8
-    }
-
-    async fn reaches(&self, phase: Phase) {
-        let mut changes = self.changes.subscribe();
-        let _ = changes.wait_for(|now| *now >= phase).await;
-    }
-
-    fn clients_left(&self) -> usize {
-        self.clients_left.load(Ordering::Relaxed)
-    }
-
-    fn is_behind(&self, watcher: &Progress) -> bool {
-        watcher.revision.load(Ordering::Relaxed) < self.revision.load(Ordering::Relaxed)
-    }
-
-    fn missed_by(&self, watcher: &Progress) -> Option<&'static str> {
-        if self.is_behind(watcher) {
-            return Some("a watcher was behind at the end");
-        }
-        let saw = watcher.events.load(Ordering::Relaxed);
-        (saw < self.writes.load(Ordering::Relaxed)).then_some("a watcher missed events")
-    }
-}
-
-/// One thread of a load, with its share of connections, clients and watchers.
-#[derive(Clone)]
-pub struct Worker {
-    number: usize,
-    /// What clients ask.
-    pub plan: Arc<Plan>,
-    shared: Arc<Shared>,
-    /// What this thread has counted.
-    pub tally: Arc<Mutex<Tally>>,
-}
-
-impl Worker {
-    /// Whether what happens now counts.
-    #[must_use]
-    pub fn is_measuring(&self) -> bool {
-        self.shared.is(Phase::Measuring)
-    }
-
-    fn work(
-        self,
-        settings: &Settings,
-        workload: Workload,
-        ready: &mpsc::Sender<Result<(), Failure>>,
-    ) {
-        let runtime = runtime();
-        runtime.block_on(async {
-            let started = self.start(settings, workload).await;
-            let failed = started.is_err();
-            // Nobody listens any more if another one has failed.
-            let _ = ready.send(started);
-            if !failed {
-                self.shared.reaches(Phase::Ended).await;
-            }
-        });
-        // A request that is never answered must not keep us.
-        runtime.shutdown_background();
-    }
-
-    async fn start(&self, settings: &Settings, workload: Workload) -> Result<(), Failure> {
-        for number in (self.number..settings.connections).step_by(settings.threads) {
-            let endpoint = &settings.endpoints[number % settings.endpoints.len()];
-            let connection = Connection::open(endpoint.clone()).await?;
-            let watchers = self.shared.watchers.iter().skip(number);
-            for progress in watchers.step_by(settings.connections) {
-                let channel = connection.channel().await;
-                let watcher = Watcher::open(channel, &self.plan.keys, progress.clone()).await?;
-                tokio::spawn(watcher.watch(self.clone()));
-            }
-            for client in (number..settings.clients).step_by(settings.connections) {
-                let channel = connection.channel().await;
-                let client = workload.client(&self.plan, client);
-                tokio::spawn(self.clone().ask(channel, client));
-            }
-        }
-        Ok(())
-    }
-
-    async fn ask(self, mut channel: Channel, mut client: Box<dyn Client>) {
-        self.shared.reaches(Phase::WarmUp).await;
-        while let Some(counts) = self.next_counts() {
-            let (rpc, request) = client.ask();
-            let start = Instant::now();
-            let answer = channel.ask(rpc, request).await;
-            let outcome = answer.and_then(|answer| client.check(&answer));
-            let took = start.elapsed();
-            if let Ok(Outcome::Written(revision)) = outcome {
-                self.shared.writes.fetch_add(1, Ordering::Relaxed);
-                self.shared.revision.fetch_max(revision, Ordering::Relaxed);
-            }
-            if counts && self.is_measuring() {
-                let mut tally = self.tally.lock();
-                match &outcome {
-                    Ok(outcome) => tally.answered(*outcome, took),
-                    Err(failure) => tally.failed(failure),
-                }
-            }
-            if let Err(failure) = outcome {
-                tokio::time::sleep(PAUSE).await;
-                if failure.needs_connection() {
-                    tokio::select! {
-                        () = channel.renew() => {}
-                        () = self.shared.reaches(Phase::Stopping) => {}
-                    }
-                }
-            }
-        }
-        if self.shared.clients_left.fetch_sub(1, Ordering::Relaxed) == 1 && self.is_measuring() {
-            let _ = self.shared.finished.set(Instant::now());
-        }
-    }
-
-    /// Whether the next request counts, or none if there is none.
-    fn next_counts(&self) -> Option<bool> {
-        if self.shared.is(Phase::WarmUp) {
-            return Some(false);
-        }
-        let may = self.is_measuring() && self.shared.left.fetch_sub(1, Ordering::Relaxed) > 0;
-        may.then_some(true)
-    }
-}
-
-/// What this process and the machine have used up to a moment.
-struct Usage {
-    own: Duration,
-    machine: Option<CpuTime>,
-}
-
-impl Usage {
-    fn now() -> Self {
-        Self {
-            own: own_time(),
-            machine: CpuTime::now().ok(),
-        }
-    }
-
-    fn cost_since(&self, elapsed: Duration, threads: usize) -> Cost {
-        let own = (own_time() - self.own).as_secs_f64();
-        let processors = thread::available_parallelism().map_or(1, usize::from);
-        let seconds = elapsed.as_secs_f64().max(1e-9);
-        let others = self.machine.and_then(|before| before.others_since().ok());
-        Cost {
-            cpu_seconds: own,
-            cpu_micros_per_request: 0.0,
-            machine_share: own / seconds / processors as f64,
-            threads_share: own / seconds / threads as f64,
-            others_share: others.unwrap_or(f64::NAN),
-        }
-    }
-}
-
-fn own_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
-    Duration::new(time.tv_sec.cast_unsigned(), nanos)
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime needs only a few descriptors")
 }

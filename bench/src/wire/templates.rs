@@ -8,6 +8,7 @@ use prost::Message;
 use prost::encoding::encode_varint;
 
 use super::messages::prefix;
+use super::values::ValueSizes;
 
 /// Digits of a key's number.
 const DIGITS: usize = 10;
@@ -25,19 +26,19 @@ pub struct Keys {
     prefix: String,
     /// How many there are.
     pub count: u64,
-    /// Bytes of each value.
-    pub value_bytes: usize,
+    /// How large their values are.
+    pub values: ValueSizes,
 }
 
 impl Keys {
     /// Keys with values of another size have another prefix, so that what an
     /// earlier load left is either right or out of the way.
     #[must_use]
-    pub fn new(prefix: &str, count: u64, value_bytes: usize) -> Self {
+    pub fn new(prefix: &str, count: u64, values: ValueSizes) -> Self {
         Self {
-            prefix: format!("{prefix}{value_bytes}/"),
+            prefix: format!("{prefix}{values}/"),
             count,
-            value_bytes,
+            values,
         }
     }
 
@@ -99,6 +100,16 @@ impl Template {
         }
         bytes.into()
     }
+}
+
+/// A value that tells when it is sent, if it is long enough to tell.
+#[must_use]
+pub fn with_stamp(value: Bytes, stamp: u64) -> Bytes {
+    let mut bytes = Vec::from(value);
+    if let Some(place) = bytes.first_chunk_mut::<STAMP_BYTES>() {
+        *place = stamp.to_be_bytes();
+    }
+    bytes.into()
 }
 
 /// When a value was sent, if it is long enough to tell.
@@ -164,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_filled_template_is_the_request() {
-        let keys = Keys::new("/p/", 1000, VALUE.len());
+        let keys = Keys::new("/p/", 1000, ValueSizes::Fixed(VALUE.len()));
         let value = Bytes::from_static(VALUE);
         let template = Template::new(&txn(keys.mark(), REVISION_MARK, value), VALUE);
         for revision in [0, 1, 127, 128, 1 << 40, i64::MAX] {
@@ -180,7 +191,7 @@ mod tests {
 
     #[test]
     fn short_values_stay_as_they_are() {
-        let keys = Keys::new("", 1, 3);
+        let keys = Keys::new("", 1, ValueSizes::Fixed(3));
         let request = PutRequest {
             key: keys.mark(),
             value: "abc".into(),

@@ -1,4 +1,4 @@
-//! Watchers of all keys of a load, each with a stream of its own.
+//! Watchers of the keys of a load, each with a stream of its own.
 //!
 //! Kept true: a watcher that lost its stream goes on after what it has seen,
 //! so at the end each has seen every write that was acknowledged, or it is told.
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use pontoon_api::etcdserverpb::watch_request::RequestUnion;
 use pontoon_api::etcdserverpb::{WatchCreateRequest, WatchRequest};
 
@@ -14,20 +15,51 @@ use super::answers::WatchAnswer;
 use super::connection::{Channel, OpenStream, Rpc};
 use super::failure::Failure;
 use super::fill::framed;
-use super::run::Worker;
-use super::templates::{Keys, stamp};
+use super::templates::stamp;
+use super::worker::Worker;
 use super::workload::stamp_since;
 
 /// How long a watcher waits after a failure.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// What a watcher watches.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    /// From this key on.
+    pub first: Bytes,
+    /// Up to this one.
+    pub end: Bytes,
+    /// Writes with this topic are seen by it.
+    pub topic: usize,
+    /// As kube-apiserver asks: with what was there before, and with signs of
+    /// progress.
+    pub as_apiserver: bool,
+}
+
 /// How far a watcher is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Progress {
+    /// What it watches.
+    pub watched: Watched,
     /// The newest revision it has seen.
     pub revision: AtomicI64,
     /// The events it has seen.
     pub events: AtomicU64,
+    /// Those of keys that were deleted.
+    pub deletes: AtomicU64,
+}
+
+impl Progress {
+    /// Of a watcher that has seen nothing.
+    #[must_use]
+    pub fn new(watched: Watched) -> Self {
+        Self {
+            watched,
+            revision: AtomicI64::new(0),
+            events: AtomicU64::new(0),
+            deletes: AtomicU64::new(0),
+        }
+    }
 }
 
 /// A watcher that the server has made.
@@ -39,12 +71,8 @@ pub struct Watcher {
 
 impl Watcher {
     /// Begins to watch.
-    pub async fn open(
-        mut channel: Channel,
-        keys: &Keys,
-        progress: Arc<Progress>,
-    ) -> Result<Self, Failure> {
-        let stream = open(&mut channel, keys, 0).await?;
+    pub async fn open(mut channel: Channel, progress: Arc<Progress>) -> Result<Self, Failure> {
+        let stream = open(&mut channel, &progress.watched, 0).await?;
         Ok(Self {
             channel,
             stream,
@@ -59,7 +87,7 @@ impl Watcher {
                 Ok(()) => Failure::Answer("the server ended a watcher"),
                 Err(failure) => failure,
             };
-            worker.tally.lock().failed(&failure);
+            worker.tally.lock().add_error(failure.to_string(), 1);
             let mut lost = failure.needs_connection();
             loop {
                 tokio::time::sleep(PAUSE).await;
@@ -67,13 +95,13 @@ impl Watcher {
                     self.channel.renew().await;
                 }
                 let next = self.progress.revision.load(Ordering::Relaxed) + 1;
-                match open(&mut self.channel, &worker.plan.keys, next).await {
+                match open(&mut self.channel, &self.progress.watched, next).await {
                     Ok(stream) => {
                         self.stream = stream;
                         break;
                     }
                     Err(failure) => {
-                        worker.tally.lock().failed(&failure);
+                        worker.tally.lock().add_error(failure.to_string(), 1);
                         lost = failure.needs_connection();
                     }
                 }
@@ -90,13 +118,19 @@ impl Watcher {
             if answer.events == 0 {
                 continue;
             }
-            let took = stamp(answer.first_value)
-                .map(|sent| stamp_since(worker.plan.origin).saturating_sub(sent));
+            let now = stamp_since(worker.plan.origin);
             if worker.is_measuring() {
-                let took = took.map(Duration::from_nanos);
-                worker.tally.lock().events(answer.events, took);
+                let sent = stamp(answer.first_value).filter(|sent| *sent <= now);
+                let sent = sent.map(|sent| Duration::from_nanos(now - sent));
+                // Who was told of nothing, as of an expired lease, has no acknowledgement.
+                let acked = worker.acks().since(answer.first_revision, now);
+                let acked = acked.filter(|_| sent.is_some());
+                worker.tally.lock().events(answer.events, sent, acked);
             }
             let progress = &self.progress;
+            progress
+                .deletes
+                .fetch_add(answer.deletes, Ordering::Relaxed);
             progress.events.fetch_add(answer.events, Ordering::Relaxed);
             progress
                 .revision
@@ -109,14 +143,16 @@ impl Watcher {
 /// Opens a stream with a watcher, from a revision on (0: from now on).
 async fn open(
     channel: &mut Channel,
-    keys: &Keys,
+    watched: &Watched,
     start_revision: i64,
 ) -> Result<OpenStream, Failure> {
     let request = WatchRequest {
         request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
-            key: keys.key(0),
-            range_end: keys.key(keys.count),
+            key: watched.first.clone(),
+            range_end: watched.end.clone(),
             start_revision,
+            prev_kv: watched.as_apiserver,
+            progress_notify: watched.as_apiserver,
             ..Default::default()
         })),
     };

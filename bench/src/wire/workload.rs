@@ -1,22 +1,27 @@
 //! What the clients of a load ask, and what a good answer is.
 
-use std::sync::Arc;
-use std::time::Instant;
+mod leases;
+mod puts;
+mod ranges;
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::ValueEnum;
-use pontoon_api::etcdserverpb::compare::{CompareTarget, TargetUnion};
-use pontoon_api::etcdserverpb::request_op::Request;
-use pontoon_api::etcdserverpb::{Compare, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use rand::rngs::SmallRng;
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
-use super::answers::{RangeAnswer, TxnAnswer, revision};
 use super::connection::Rpc;
+use super::draw::{Draw, Spread};
 use super::failure::Failure;
-use super::templates::{Keys, REVISION_MARK, Template};
+use super::k8s::{self, Cluster};
+use super::templates::{Keys, Template};
+use leases::Leases;
+use puts::{Puts, Swaps};
+use ranges::{Pages, Ranges};
 
-/// A kind of load. All keys are drawn evenly.
+/// A kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
     /// Puts.
@@ -30,8 +35,22 @@ pub enum Workload {
     GetSerializable,
     /// Linearizable ranges with a limit, from any key to the last one.
     Range,
+    /// All keys page by page, at the revision of the first page.
+    Pages,
+    /// Ranges with a limit, at revisions before the last ones.
+    RangeOld,
+    /// Gets and puts (--read-percent).
+    Mixed,
     /// Puts, and watchers that see every one of them.
     Watch,
+    /// Leases: granted, attached to a key, kept alive three times; then one
+    /// half is revoked and the other left to expire.
+    Lease,
+    /// Puts, and a compaction every now and then (--compact-every).
+    Compaction,
+    /// A control plane; has a command of its own.
+    #[value(skip)]
+    K8s,
 }
 
 impl Workload {
@@ -44,7 +63,13 @@ impl Workload {
             Self::Get => "get",
             Self::GetSerializable => "get-serializable",
             Self::Range => "range",
+            Self::Pages => "pages",
+            Self::RangeOld => "range-old",
+            Self::Mixed => "mixed",
             Self::Watch => "watch",
+            Self::Lease => "lease",
+            Self::Compaction => "compaction",
+            Self::K8s => "k8s",
         }
     }
 
@@ -52,8 +77,24 @@ impl Workload {
     #[must_use]
     pub fn reads(self) -> bool {
         match self {
-            Self::Put | Self::Watch => false,
+            Self::Put | Self::Watch | Self::Lease | Self::Compaction | Self::K8s => false,
             Self::Cas | Self::Get | Self::GetSerializable | Self::Range => true,
+            Self::Pages | Self::RangeOld | Self::Mixed => true,
+        }
+    }
+
+    /// The kinds of its requests, and whether each is beside the load.
+    #[must_use]
+    pub fn classes(self) -> &'static [(&'static str, bool)] {
+        match self {
+            Self::Put | Self::Watch => &[("put", false)],
+            Self::Cas => &[("txn", false)],
+            Self::Get | Self::GetSerializable => &[("get", false)],
+            Self::Range | Self::Pages | Self::RangeOld => &[("range", false)],
+            Self::Mixed => &[("get", false), ("put", false)],
+            Self::Lease => &leases::CLASSES,
+            Self::Compaction => &[("put", false), ("compact", true)],
+            Self::K8s => &k8s::CLASSES,
         }
     }
 
@@ -62,14 +103,28 @@ impl Workload {
     pub fn client(self, plan: &Plan, number: usize) -> Box<dyn Client> {
         let mut rng = SmallRng::seed_from_u64(plan.seed ^ (number as u64) << 32);
         match self {
-            Self::Put | Self::Watch => Box::new(Puts::new(plan, rng)),
+            Self::Put | Self::Watch | Self::Compaction => Box::new(Puts::new(plan, rng)),
             Self::Cas => {
                 let turn = rng.random_range(0..plan.keys.count) as usize;
-                Box::new(Swaps::new(plan, number, turn, rng))
+                Box::new(Swaps::new(plan, number, turn))
             }
             Self::Get => Box::new(Ranges::new(plan, rng, None, false)),
             Self::GetSerializable => Box::new(Ranges::new(plan, rng, None, true)),
             Self::Range => Box::new(Ranges::new(plan, rng, Some(plan.limit), false)),
+            Self::RangeOld => Box::new(Ranges::old(plan, rng)),
+            Self::Pages => Box::new(Pages::new(plan, rng)),
+            Self::Mixed => Box::new(Mixed {
+                gets: Ranges::new(plan, rng.clone(), None, false),
+                puts: Puts::new(plan, rng.clone()),
+                read_percent: plan.read_percent,
+                reads: false,
+                rng,
+            }),
+            Self::Lease => Box::new(Leases::new(plan, number, rng)),
+            Self::K8s => {
+                let cluster = plan.cluster.as_ref().expect("k8s has a cluster");
+                Box::new(cluster.client(plan, number, rng))
+            }
         }
     }
 }
@@ -78,16 +133,36 @@ impl Workload {
 pub struct Plan {
     /// Their keys.
     pub keys: Keys,
+    /// How requests are spread over them.
+    pub spread: Spread,
     /// How many clients there are.
     pub clients: usize,
     /// Most keys of a range.
     pub limit: u64,
+    /// How many of a hundred mixed requests read.
+    pub read_percent: u32,
+    /// How long leases live that nobody keeps alive.
+    pub lease_ttl_secs: i64,
     /// Where chance begins.
     pub seed: u64,
     /// Values tell when they were sent, counted from here.
     pub origin: Instant,
     /// The revision of each key before the load, if the load must know.
-    pub revisions: Arc<Vec<i64>>,
+    pub revisions: Vec<i64>,
+    /// The revisions that old ranges are at: from the one to the other.
+    pub history: (i64, i64),
+    /// The control plane that is simulated.
+    pub cluster: Option<Arc<Cluster>>,
+    /// Encoded once for all clients.
+    pub puts: OnceLock<Arc<[Template]>>,
+    /// Encoded once for all clients.
+    pub swaps: OnceLock<Arc<[Template]>>,
+}
+
+impl Plan {
+    fn draw(&self) -> Draw {
+        Draw::new(self.spread, self.keys.count)
+    }
 }
 
 /// Now, as values tell it.
@@ -96,18 +171,52 @@ pub fn stamp_since(origin: Instant) -> u64 {
     u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// A request.
+pub struct Ask {
+    /// Of which kind.
+    pub rpc: Rpc,
+    /// With its prefix.
+    pub request: Bytes,
+    /// Its place in [`Workload::classes`].
+    pub class: usize,
+    /// Which watchers see it.
+    pub topic: usize,
+}
+
+impl Ask {
+    fn new(rpc: Rpc, request: Bytes) -> Self {
+        Self {
+            rpc,
+            request,
+            class: 0,
+            topic: 0,
+        }
+    }
+
+    fn of_class(self, class: usize) -> Self {
+        Self { class, ..self }
+    }
+}
+
 /// One client: it asks, waits, and asks again.
 pub trait Client: Send {
-    /// The next request, with its prefix.
-    fn ask(&mut self) -> (Rpc, Bytes);
+    /// When the next request is due, since the load began, if this client has
+    /// times of its own.
+    fn due(&mut self) -> Option<Duration> {
+        None
+    }
+    /// The next request.
+    fn ask(&mut self) -> Ask;
     /// What the answer to it means.
     fn check(&mut self, answer: &[u8]) -> Result<Outcome, Failure>;
+    /// There is no good answer to it.
+    fn give_up(&mut self) {}
 }
 
 /// What came of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It read.
+    /// It read, or left no event.
     Read,
     /// It wrote, and this is the revision.
     Written(i64),
@@ -115,170 +224,28 @@ pub enum Outcome {
     Conflict,
 }
 
-struct Puts {
-    template: Template,
-    keys: u64,
-    origin: Instant,
+struct Mixed {
+    gets: Ranges,
+    puts: Puts,
+    read_percent: u32,
+    /// The request under way is a get.
+    reads: bool,
     rng: SmallRng,
 }
 
-impl Puts {
-    fn new(plan: &Plan, mut rng: SmallRng) -> Self {
-        let value = value(&plan.keys, &mut rng);
-        let request = PutRequest {
-            key: plan.keys.mark(),
-            value: value.clone(),
-            ..Default::default()
-        };
-        Self {
-            template: Template::new(&request, &value),
-            keys: plan.keys.count,
-            origin: plan.origin,
-            rng,
+impl Client for Mixed {
+    fn ask(&mut self) -> Ask {
+        self.reads = self.rng.random_range(0..100) < self.read_percent;
+        match self.reads {
+            true => self.gets.ask(),
+            false => self.puts.ask().of_class(1),
         }
-    }
-}
-
-impl Client for Puts {
-    fn ask(&mut self) -> (Rpc, Bytes) {
-        let key = self.rng.random_range(0..self.keys);
-        let stamp = stamp_since(self.origin);
-        (Rpc::Put, self.template.fill(key, 0, stamp))
     }
 
     fn check(&mut self, answer: &[u8]) -> Result<Outcome, Failure> {
-        match revision(answer)? {
-            0 => Err(Failure::Answer("a put without a revision")),
-            revision => Ok(Outcome::Written(revision)),
+        match self.reads {
+            true => self.gets.check(answer),
+            false => self.puts.check(answer),
         }
     }
-}
-
-struct Swaps {
-    template: Template,
-    /// Its keys with the revision that each had when it was last seen.
-    keys: Vec<(u64, i64)>,
-    turn: usize,
-    origin: Instant,
-}
-
-impl Swaps {
-    fn new(plan: &Plan, number: usize, turn: usize, mut rng: SmallRng) -> Self {
-        let value = value(&plan.keys, &mut rng);
-        let key = plan.keys.mark();
-        let op = |request| RequestOp {
-            request: Some(request),
-        };
-        let request = TxnRequest {
-            compare: vec![Compare {
-                target: CompareTarget::Mod.into(),
-                key: key.clone(),
-                target_union: Some(TargetUnion::ModRevision(REVISION_MARK)),
-                ..Default::default()
-            }],
-            success: vec![op(Request::RequestPut(PutRequest {
-                key: key.clone(),
-                value: value.clone(),
-                ..Default::default()
-            }))],
-            failure: vec![op(Request::RequestRange(RangeRequest {
-                key,
-                ..Default::default()
-            }))],
-        };
-        let own = (number as u64..plan.keys.count).step_by(plan.clients);
-        let keys: Vec<_> = own.map(|key| (key, plan.revisions[key as usize])).collect();
-        assert!(!keys.is_empty(), "settings are checked: a key per client");
-        Self {
-            template: Template::new(&request, &value),
-            turn: turn % keys.len(),
-            keys,
-            origin: plan.origin,
-        }
-    }
-}
-
-impl Client for Swaps {
-    fn ask(&mut self) -> (Rpc, Bytes) {
-        self.turn = (self.turn + 1) % self.keys.len();
-        let (key, revision) = self.keys[self.turn];
-        let stamp = stamp_since(self.origin);
-        (Rpc::Txn, self.template.fill(key, revision, stamp))
-    }
-
-    fn check(&mut self, answer: &[u8]) -> Result<Outcome, Failure> {
-        let (revision, outcome) = match TxnAnswer::read(answer)? {
-            TxnAnswer::Succeeded(0) => {
-                return Err(Failure::Answer("a transaction without a revision"));
-            }
-            TxnAnswer::Succeeded(revision) => (revision, Outcome::Written(revision)),
-            TxnAnswer::Failed(range) => (range.mod_revision, Outcome::Conflict),
-        };
-        self.keys[self.turn].1 = revision;
-        Ok(outcome)
-    }
-}
-
-struct Ranges {
-    template: Template,
-    keys: u64,
-    /// None: a single key.
-    limit: Option<u64>,
-    asked: u64,
-    rng: SmallRng,
-}
-
-impl Ranges {
-    fn new(plan: &Plan, rng: SmallRng, limit: Option<u64>, serializable: bool) -> Self {
-        let end = match limit {
-            Some(_) => plan.keys.key(plan.keys.count),
-            None => Bytes::new(),
-        };
-        let request = RangeRequest {
-            key: plan.keys.mark(),
-            range_end: end,
-            limit: limit.unwrap_or(0).cast_signed(),
-            serializable,
-            ..Default::default()
-        };
-        Self {
-            template: Template::new(&request, &[]),
-            keys: plan.keys.count,
-            limit,
-            asked: 0,
-            rng,
-        }
-    }
-}
-
-impl Client for Ranges {
-    fn ask(&mut self) -> (Rpc, Bytes) {
-        self.asked = self.rng.random_range(0..self.keys);
-        (Rpc::Range, self.template.fill(self.asked, 0, 0))
-    }
-
-    fn check(&mut self, answer: &[u8]) -> Result<Outcome, Failure> {
-        let answer = RangeAnswer::read(answer)?;
-        let in_range = match self.limit {
-            Some(_) => self.keys - self.asked,
-            None => 1,
-        };
-        if answer.count != in_range {
-            return Err(Failure::Answer("a range with a wrong count"));
-        }
-        let returned = match self.limit {
-            None | Some(0) => in_range,
-            Some(limit) => in_range.min(limit),
-        };
-        match answer.kvs == returned {
-            true => Ok(Outcome::Read),
-            false => Err(Failure::Answer("a range with too few or too many keys")),
-        }
-    }
-}
-
-fn value(keys: &Keys, rng: &mut SmallRng) -> Bytes {
-    let mut value = vec![0; keys.value_bytes];
-    rng.fill_bytes(&mut value);
-    value.into()
 }

@@ -76,6 +76,9 @@ fn read(block: &[u8]) -> Result<Said, Failure> {
 /// The headers of our requests.
 pub(super) struct Asking {
     authority: String,
+    is_secure: bool,
+    /// Says who asks, if the server wants to know.
+    token: Option<String>,
     /// Entries that the server keeps for us, the oldest first.
     kept: Vec<(usize, &'static str)>,
     kept_bytes: usize,
@@ -88,15 +91,20 @@ pub(super) struct Asking {
 const AUTHORITY: usize = 1;
 const PATH: usize = 4;
 const CONTENT_TYPE: usize = 31;
-/// One that isn't there.
-const TE: usize = 0;
-/// Whole headers by their places in it: a POST by plain HTTP.
-const POST_HTTP: [u8; 2] = [0x83, 0x86];
+/// Two that aren't there, and what they are called.
+const TE: usize = 100;
+const TOKEN: usize = 101;
+/// Whole headers by their places in it.
+const POST: u8 = 0x83;
+const HTTP: u8 = 0x86;
+const HTTPS: u8 = 0x87;
 
 impl Asking {
-    pub(super) fn new(authority: &str) -> Self {
+    pub(super) fn new(authority: &str, is_secure: bool) -> Self {
         Self {
             authority: authority.to_owned(),
+            is_secure,
+            token: None,
             kept: Vec::new(),
             kept_bytes: 0,
             table_bytes: TABLE_BYTES,
@@ -110,12 +118,18 @@ impl Asking {
         self.table_bytes = self.table_bytes.min(bytes);
     }
 
+    /// Requests say who asks, once.
+    pub(super) fn set_token(&mut self, token: String) {
+        self.token.get_or_insert(token);
+    }
+
     /// Writes the headers of a request.
     pub(super) fn write(&mut self, path: &'static str, out: &mut Vec<u8>) {
         if std::mem::take(&mut self.is_limited) {
             write_number(0x20, 5, self.table_bytes, out);
         }
-        out.extend_from_slice(&POST_HTTP);
+        let scheme = if self.is_secure { HTTPS } else { HTTP };
+        out.extend_from_slice(&[POST, scheme]);
         for (name, value) in [
             (PATH, path),
             (AUTHORITY, ""),
@@ -123,6 +137,9 @@ impl Asking {
             (TE, "trailers"),
         ] {
             self.write_one(name, value, out);
+        }
+        if self.token.is_some() {
+            self.write_one(TOKEN, "", out);
         }
     }
 
@@ -136,17 +153,24 @@ impl Asking {
         }
         let text = match name {
             AUTHORITY => &self.authority,
+            TOKEN => self.token.as_deref().unwrap_or_default(),
             _ => value,
         };
         // Names have 14 bytes at most.
         let bytes = ENTRY_BYTES + 14 + text.len();
         let fits = self.kept_bytes + bytes <= self.table_bytes;
+        let own_name = match name {
+            TE => Some("te"),
+            TOKEN => Some("token"),
+            _ => None,
+        };
+        let place = if own_name.is_some() { 0 } else { name };
         match fits {
-            true => write_number(0x40, 6, name, out),
-            false => write_number(0, 4, name, out),
+            true => write_number(0x40, 6, place, out),
+            false => write_number(0, 4, place, out),
         }
-        if name == TE {
-            write_text("te", out);
+        if let Some(own_name) = own_name {
+            write_text(own_name, out);
         }
         write_text(text, out);
         if fits {
@@ -196,19 +220,21 @@ mod tests {
         for table_bytes in [4096, 150, 0] {
             let long = format!("{}:2379", "a".repeat(300));
             for authority in ["127.0.0.1:2379", &long] {
-                let mut asking = Asking::new(authority);
+                let mut asking = Asking::new(authority, true);
                 asking.limit(table_bytes);
+                asking.set_token("secret.42".to_owned());
                 let mut decoder = Decoder::new();
                 for path in ["/a/Put", "/a/Range", "/a/Put", "/a/Range"] {
                     let mut block = Vec::new();
                     asking.write(path, &mut block);
                     let mut expected = [
                         (":method", "POST"),
-                        (":scheme", "http"),
+                        (":scheme", "https"),
                         (":path", path),
                         (":authority", authority),
                         ("content-type", "application/grpc"),
                         ("te", "trailers"),
+                        ("token", "secret.42"),
                     ]
                     .map(|(name, value)| (name.to_owned(), value.to_owned()));
                     let mut headers = decoded(&mut decoder, &block);
@@ -222,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_second_time_a_request_needs_a_few_bytes() {
-        let mut asking = Asking::new("127.0.0.1:2379");
+        let mut asking = Asking::new("127.0.0.1:2379", false);
         let (mut first, mut second) = (Vec::new(), Vec::new());
         asking.write("/a/Put", &mut first);
         asking.write("/a/Put", &mut second);

@@ -6,7 +6,6 @@ use pontoon_bench::appenders::{self, Load};
 use pontoon_bench::raw;
 
 #[cfg(feature = "peers")]
-#[path = "references/trees.rs"]
 mod trees;
 
 const A_MOMENT: Duration = Duration::from_millis(20);
