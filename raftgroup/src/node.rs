@@ -81,6 +81,10 @@ pub struct Config {
     pub log_bytes_max: u64,
     /// Size of a segment of the log.
     pub segment_bytes: u32,
+    /// Bytes that one commit of the log gathers at most; 0: as it is by default.
+    pub commit_bytes_max: usize,
+    /// Commits of the log in flight at most; 0 leaves it to the disk.
+    pub commits_in_flight_max: usize,
     /// After how much silence a group's timers rest.
     pub quiet_after: Duration,
     /// A range whose tree has more bytes than this in use is split.
@@ -123,6 +127,8 @@ impl Config {
             log_entries_kept: 10_000,
             log_bytes_max: 256 << 20,
             segment_bytes: 32 << 20,
+            commit_bytes_max: 0,
+            commits_in_flight_max: 0,
             quiet_after: Duration::from_secs(5),
             range_bytes_max: 4 << 30,
             range_writes_max: 0,
@@ -210,6 +216,10 @@ impl Node {
         let wal_dir = wal_dir.unwrap_or_else(|| config.dir.join("wal"));
         let mut wal = pontoon_wal::Config::new(wal_dir, config.node.0);
         wal.segment_bytes = config.segment_bytes;
+        if config.commit_bytes_max > 0 {
+            wal.commit_bytes_max = config.commit_bytes_max;
+        }
+        wal.in_flight_max = config.commits_in_flight_max;
         let (trees, alone) = (config.dir.join("trees"), config.members.len() < 2);
         let wal = mend::open_log(wal, &trees, alone, &disk, &clock).await?;
         let timing = link::Timing {

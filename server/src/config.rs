@@ -92,6 +92,8 @@ pub struct Config {
     pub ranges_max: Option<usize>,
     /// How the log is written.
     pub io_backend: Backend,
+    /// What the disk was found to do; the log is set by it.
+    pub disk_profile: Option<PathBuf>,
     /// Where HTTP is served instead of at the clients' URLs.
     pub listen_client_http_urls: Option<String>,
     /// Where metrics and health are served besides.
@@ -173,6 +175,7 @@ impl Default for Config {
             range_writes_max: 0,
             ranges_max: None,
             io_backend: Backend::Auto,
+            disk_profile: None,
             listen_client_http_urls: None,
             listen_metrics_urls: None,
             metrics_extensive: false,

@@ -14,6 +14,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
 
 use crate::calls::{Call, Calls, Rpc};
+use crate::drift::Drift;
 use crate::endpoints::Visitors;
 use crate::failure::status;
 use crate::front;
@@ -63,6 +64,7 @@ pub(crate) struct Host {
     pub(crate) tallies: Tallies,
     pub(crate) peers: Arc<PeerCounts>,
     pub(crate) visitors: Visitors,
+    pub(crate) drift: Drift,
     /// How the log is written, and why.
     pub(crate) io: String,
     pub(crate) feature_gates: BTreeMap<&'static str, bool>,

@@ -15,6 +15,7 @@ mod config;
 mod convert;
 mod discovery;
 mod door;
+mod drift;
 mod election;
 mod endpoints;
 mod failure;

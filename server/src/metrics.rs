@@ -452,6 +452,9 @@ impl Page {
         self.seconds("pontoon_wal_queue_wait_seconds", wait, 0.0001, 16);
         let busy = log.busy.load(Relaxed) as f64 / 1e9;
         self.one("pontoon_wal_busy_seconds_total", busy);
+        self.one("pontoon_disk_drift_ratio", host.drift.ratio());
+        let warnings = host.drift.warnings.load(Relaxed);
+        self.one("pontoon_disk_drift_warnings_total", warnings);
         let counters = [
             ("pontoon_wal_segment_stalls_total", &log.segment_stalls),
             ("pontoon_wal_segments_made_total", &log.segments_made),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pontoon_raftgroup::{Node, NodeFailure, NodeId, Scope, TcpConfig, TcpNetwork, Timing};
 use pontoon_wal::disk::{Disk, RealDisk};
-use pontoon_wal::{Clock, SystemClock};
+use pontoon_wal::{Clock, Profile, ProfileError, SystemClock};
 use tokio::time::Instant;
 
 use crate::card::Card;
@@ -39,6 +39,9 @@ pub enum OpenError {
     /// The disk can't be used.
     #[error("{0}: {1}")]
     Disk(PathBuf, std::io::Error),
+    /// The profile of the disk can't be used.
+    #[error("--disk-profile: {0}")]
+    Profile(#[from] ProfileError),
     /// The first members can't be told.
     #[error(transparent)]
     FirstMembers(#[from] ConfigError),
@@ -74,9 +77,13 @@ pub(crate) struct Opened {
     pub(crate) card: Card,
     pub(crate) reception: Reception,
     pub(crate) counts: Arc<PeerCounts>,
+    /// What the disk was found to do, if that is known.
+    pub(crate) profile: Option<Profile>,
 }
 
 pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenError> {
+    let profile = config.disk_profile.as_deref().map(Profile::read);
+    let profile = profile.transpose()?;
     let dir = config.dir();
     let known = Identity::read(&dir)?;
     let is_new = known.is_none();
@@ -105,7 +112,11 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
     let io = disk.describe();
     let disk: Arc<dyn Disk> = Arc::new(disk);
     let scope = Scope::new(clock.random());
-    let settings = settings(config, &identity, dir);
+    let mut settings = settings(config, &identity, dir);
+    if let Some(profile) = &profile {
+        settings.commit_bytes_max = profile.commit_bytes_max;
+        settings.commits_in_flight_max = profile.in_flight_max;
+    }
     let counts = Arc::new(PeerCounts::default());
     let network = Arc::new(Peers {
         network,
@@ -122,6 +133,7 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
         card,
         reception,
         counts,
+        profile,
     })
 }
 

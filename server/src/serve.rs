@@ -18,6 +18,7 @@ use crate::card::Card;
 use crate::compactor;
 use crate::config::{AutoCompaction, Config, ConfigError};
 use crate::door::{Behind, ConnectionConfig, Door, listen};
+use crate::drift::{self, Drift};
 use crate::endpoints::Visitors;
 use crate::front::Fronts;
 use crate::header::Told;
@@ -107,6 +108,7 @@ impl Server {
             never = explain(&host, &dir) => match never {},
         }
         let mut tasks = vec![tokio::spawn(look_after(Arc::clone(&host)))];
+        tasks.push(tokio::spawn(drift::run(Arc::clone(&host))));
         let wanted = config.auto_compaction()?;
         if wanted != AutoCompaction::Off {
             tasks.push(tokio::spawn(compactor::run(Arc::clone(&host), wanted)));
@@ -252,6 +254,7 @@ fn host(config: &Config, opened: Opened, stop: Stop) -> Arc<Host> {
         traffic: Arc::new(Traffic::default()),
         tallies: Tallies::default(),
         peers: opened.counts,
+        drift: Drift::from(opened.profile),
         io: opened.io,
         feature_gates: config.feature_gates.clone(),
         started: SystemTime::now(),

@@ -9,6 +9,7 @@
 
 mod client;
 mod dev;
+mod disk;
 mod kv;
 mod lease;
 mod member;
@@ -29,12 +30,17 @@ use clap::{Parser, Subcommand};
 
 use crate::client::{AskError, Endpoints};
 use crate::dev::Dev;
+use crate::disk::DiskCommand;
 use crate::lease::LeaseCommand;
 use crate::member::MemberCommand;
 use crate::output::{Verdict, say};
 use crate::ranges::{RangesCommand, Why};
 use crate::tree::TreeCommand;
 use crate::wal::WalCommand;
+
+// The server's own: `disk qualify` measures what its code costs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Asks a cluster of Pontoon (or etcd), runs one to try, looks at its files.
 #[derive(Parser)]
@@ -87,6 +93,9 @@ enum Area {
     /// The tree file of a store
     #[command(subcommand)]
     Tree(TreeCommand),
+    /// Whether a disk is good enough
+    #[command(subcommand)]
+    Disk(DiskCommand),
 }
 
 fn main() -> ExitCode {
@@ -105,6 +114,7 @@ fn main() -> ExitCode {
         Area::Top(top) => asked(top::run(at, top)),
         Area::Dev(dev) => asked(dev::run(dev)),
         Area::Wal(command) => looked(wal::run(&command).map_err(|error| error.to_string())),
+        Area::Disk(command) => disk::run(command),
         Area::Tree(command) => looked(tree::run(&command).map_err(|error| error.to_string())),
     }
 }

@@ -27,9 +27,9 @@ pub(crate) const IDENTITY_NAME: &str = "identity";
 /// Name of the file that a running process keeps locked.
 pub(crate) const LOCK_NAME: &str = "lock";
 /// Name of the zeroed segment that is held back for a full disk.
-pub(crate) const RESERVE_NAME: &str = "reserve";
+pub const RESERVE_NAME: &str = "reserve";
 /// Name of a segment that is being made.
-pub(crate) const PREPARING_NAME: &str = "preparing.tmp";
+pub const PREPARING_NAME: &str = "preparing.tmp";
 
 /// File name of a segment.
 #[must_use]

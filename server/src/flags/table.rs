@@ -579,6 +579,11 @@ pub const FLAGS: &[Flag] = &[
         "how the log is written: auto (unless set), uring or syscalls",
     ),
     sets(
+        "disk-profile",
+        |c, v| some(&mut c.disk_profile, v),
+        "file of `pontoonctl disk qualify --profile`: sets the log for the disk, and a slower disk is warned of",
+    ),
+    sets(
         "max-connections",
         |c, v| parsed(&mut c.connections_max, v),
         "most connections of clients; 0: the limit of files less 150",

@@ -344,6 +344,14 @@ pub const METRICS: &[Metric] = &[
         "pontoon_wal_busy_seconds_total",
         "time in which a commit was under way",
     ),
+    gauge(
+        "pontoon_disk_drift_ratio",
+        "median of the last commits in multiples of the disk profile's; 0: no profile, or too few",
+    ),
+    counter(
+        "pontoon_disk_drift_warnings_total",
+        "warnings that the disk is slower than its profile",
+    ),
     counter(
         "pontoon_wal_segment_stalls_total",
         "commits that waited for a segment",

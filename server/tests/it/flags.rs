@@ -216,6 +216,48 @@ async fn the_log_is_written_as_asked() {
     assert!(welcome.contains("system calls (chosen)"), "{welcome}");
 }
 
+fn disk_profile(dir: &std::path::Path) -> std::path::PathBuf {
+    let path = dir.join("profile.json");
+    let profile = pontoon_wal::Profile {
+        directory: "/data".to_owned(),
+        device: "nvme0n1".to_owned(),
+        made_at_secs: 1,
+        commit_bytes_max: 64 << 10,
+        in_flight_max: 1,
+        commit_p50_ns: 100_000,
+        commit_p99_ns: 900_000,
+        writes_per_s: 1000,
+    };
+    profile.write(&path).unwrap();
+    path
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_set_by_the_profile_of_its_disk() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let path = disk_profile(elsewhere.path());
+    let (server, _dir) = one_with(|config| config.disk_profile = Some(path)).await;
+    server.put("k", "v").await;
+    assert_eq!(server.get("k").await.unwrap(), "v");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_profile_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = disk_profile(dir.path());
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("nvme0n1", "nvme0n2")).unwrap();
+    let mut config = alone(dir.path());
+    config.disk_profile = Some(path);
+    let refused = Server::start(config).await.err().unwrap();
+    let words = refused.to_string();
+    assert!(
+        words.contains("--disk-profile") && words.contains("checksum"),
+        "{words}"
+    );
+    assert!(!dir.path().join("data").exists(), "nothing is made before");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_that_grows_is_split() {
     let (server, _dir) = one_with(|config| {

@@ -5,6 +5,7 @@
 
 mod asking;
 mod dev;
+mod disk;
 mod ranges;
 mod serving;
 mod tree;
