@@ -70,6 +70,9 @@ impl Latency {
 pub struct Events {
     /// All watchers together.
     pub count: u64,
+    /// Of keys that were deleted, or whose lease has expired; before and after
+    /// it was measured, too.
+    pub deletes: u64,
     /// Per second.
     pub rate: f64,
     /// From when a put was acknowledged until a watcher had its event; 0 if the
@@ -215,6 +218,8 @@ pub struct Shape {
     pub setup: String,
     /// How many.
     pub watchers: usize,
+    /// See [`Events`].
+    pub deletes: u64,
     /// What was asked for per second, and how much of it was never sent.
     pub open: Option<(f64, u64)>,
     /// See [`Report`].
@@ -259,6 +264,7 @@ impl Report {
         };
         let events = (shape.watchers > 0).then(|| Events {
             count: tally.events,
+            deletes: shape.deletes,
             rate: per_second(tally.events),
             after_ack_ms: Latency::of(&tally.ack_to_event),
             latency_ms: Latency::of(&tally.sent_to_event),
@@ -366,9 +372,13 @@ impl Report {
             );
         }
         if let Some(events) = &self.events {
+            let deletes = match events.deletes {
+                0 => String::new(),
+                deletes => format!("; {deletes} deletions in all"),
+            };
             line(
                 "events",
-                format!("{:.0} /s ({})", events.rate, events.count),
+                format!("{:.0} /s ({}){deletes}", events.rate, events.count),
             );
             line("after ack", events.after_ack_ms.text());
             line("after send", events.latency_ms.text());
@@ -403,6 +413,7 @@ mod tests {
             threads: 1,
             setup: "some keys".to_owned(),
             watchers: 3,
+            deletes: 0,
             open,
             ended: Ended::Interrupted,
             samples: Vec::new(),

@@ -18,7 +18,7 @@ use super::k8s::Cluster;
 use super::report::{Ended, Report, Sample, Shape};
 use super::tally::{Recent, Tally};
 use super::templates::Keys;
-use super::watchers::Watched;
+use super::watchers::{Progress, Watched};
 use super::worker::{Phase, Shared, Worker, runtime};
 use super::workload::{Plan, Workload};
 
@@ -277,6 +277,10 @@ pub fn run(
         threads: settings.threads,
         setup: settings.about(workload),
         watchers: shared.watchers.len(),
+        deletes: {
+            let of = |watcher: &Arc<Progress>| watcher.deletes.load(Ordering::Relaxed);
+            shared.watchers.iter().map(of).sum()
+        },
         open,
         ended,
         samples,

@@ -146,6 +146,7 @@ mod tests {
             threads: 1,
             setup: String::new(),
             watchers: 0,
+            deletes: 0,
             open: Some((1000.0, 0)),
             ended,
             samples: Vec::new(),
