@@ -322,7 +322,7 @@ impl<'a> Qualification<'a> {
         Ok(tree)
     }
 
-    /// Rates: doubled until one is not borne, then closer.
+    /// Rates: four times the last until one is not borne, then closer.
     fn sweep(&mut self, log: &mut Log) -> Result<(), DiskError> {
         let until = Instant::now() + self.within(self.plan.sweep);
         let limit = self
@@ -373,7 +373,7 @@ impl<'a> Qualification<'a> {
             }
             let held = sweep.knee_per_s;
             rate = match (held, beyond) {
-                (Some(held), None) => (held * 2.0).min(limit),
+                (Some(held), None) => (held * 4.0).min(limit),
                 (Some(held), Some(beyond)) if beyond / held < 1.1 => break,
                 (Some(held), Some(beyond)) => (held * beyond).sqrt(),
                 (None, _) if rate < 10.0 => break,

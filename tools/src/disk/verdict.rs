@@ -258,7 +258,9 @@ pub(crate) fn judge(report: &Report, nodes_wanted: u64) -> Verdict {
         return verdict;
     }
     let complete = report.mixed.is_some() && report.sustained.is_some();
-    verdict.fitness = if lossy || (complete && verdict.nodes < nodes_wanted) {
+    // What was not measured could only make it worse.
+    let too_few = report.mixed.is_some() && verdict.nodes < nodes_wanted;
+    verdict.fitness = if lossy || too_few || stalls.over_election > 0 {
         Fitness::Unfit
     } else if complete && report.ended_early.is_none() {
         Fitness::Fit
