@@ -199,7 +199,7 @@ impl Log {
 
     /// Runs a load to its end, or until it is stopped.
     pub(crate) fn run(&mut self, load: &Load, stop: &Stop) -> Result<Outcome, DiskError> {
-        Run::new(self, load).to_end(stop)
+        Run::new(self, load).run_out(stop)
     }
 
     /// Hands one entry of so many bytes to the log.
@@ -301,7 +301,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn to_end(mut self, stop: &Stop) -> Result<Outcome, DiskError> {
+    fn run_out(mut self, stop: &Stop) -> Result<Outcome, DiskError> {
         let before = Counted::of(&self.log.wal);
         let mut last = self.start;
         loop {

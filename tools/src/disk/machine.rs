@@ -150,7 +150,7 @@ impl Device {
             chosen.unwrap_or(&all).to_owned()
         });
         let slaves = fs::read_dir(path.join("slaves")).into_iter().flatten();
-        let slaves = slaves.filter_map(|entry| Some(entry.ok()?.file_name().into_string().ok()?));
+        let slaves = slaves.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let device = Self {
             name: path.file_name()?.to_string_lossy().into_owned(),
             model: text("device/model"),

@@ -155,8 +155,8 @@ fn latencies(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if let Some(idle) = &report.idle {
         add("one put at a time", idle);
     }
-    let steps = report.sweep.iter().flat_map(|sweep| &sweep.steps);
-    if let Some(knee) = steps.filter(|step| step.held).next_back() {
+    let mut steps = report.sweep.iter().flat_map(|sweep| &sweep.steps);
+    if let Some(knee) = steps.rfind(|step| step.held) {
         add("at the knee", &knee.phase);
     }
     if let Some(clients) = &report.clients {
