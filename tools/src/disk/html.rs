@@ -90,7 +90,7 @@ fn commits(page: &mut Page, report: &Report) {
     }
     page.section("How long a commit took");
     let mut curve = Percentiles::new("Commit latency by percentile", Unit::Seconds)
-        .level(0.01, "10 ms: the classic limit")
+        .level(0.01, "the classic limit")
         .level(0.1, "heartbeat");
     let mut spread = Histogram::new("Commit latency", Unit::Seconds).label("latency");
     for (name, phase) in loads {
