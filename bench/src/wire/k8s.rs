@@ -60,8 +60,9 @@ mod class {
 
 /// What one pod costs from its creation to its end.
 pub const POD_WRITES: u32 = 8;
-/// Reads by the kubelet before it writes a status.
-pub const POD_GETS: u32 = 4;
+/// Reads by the kubelet before it writes a status, and by kube-apiserver before a
+/// pod is bound or deleted.
+pub const POD_GETS: u32 = 7;
 /// Scheduled, pulling, pulled, created, started, killing.
 pub const POD_EVENTS: u32 = 6;
 /// Endpoint slice and replica set, when it is ready and when it goes.

@@ -34,7 +34,7 @@ enum Deed {
     Status(usize),
     /// A pod is created, and another one begins to end.
     Birth,
-    /// The kubelet looks at a pod before it writes.
+    /// Somebody looks at a pod before it is written.
     Get(u64),
     /// A pod is bound, tells its status, or is marked for its end.
     Update(u64),
