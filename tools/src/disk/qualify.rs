@@ -61,6 +61,10 @@ pub(crate) struct Plan {
     reserved: Duration,
 }
 
+/// What one try of settings writes at most: a fast disk would use up all that
+/// may be written, and then there would be no verdict.
+const TUNE_BYTES_MAX: u64 = 256 << 20;
+
 const fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
@@ -517,6 +521,10 @@ impl<'a> Qualification<'a> {
             let (mut log, _) = Log::open(config, disk)?;
             log.settle(&dir, &self.stop, self.plan.tune);
             let load = self.load(Arrivals::Clients(1024), self.plan.tune);
+            let load = Load {
+                bytes_max: load.bytes_max.min(TUNE_BYTES_MAX),
+                ..load
+            };
             let outcome = self.drive(&mut log, &load);
             log.close()?;
             std::fs::remove_dir_all(&dir).map_err(|error| DiskError::at(&dir, error))?;
