@@ -56,7 +56,8 @@ enum Deed {
 type Later = (f64, fn(u64) -> Deed);
 
 /// What happens to a pod that is born, seconds after its creation.
-const LIFE: [Later; 12] = [
+const LIFE: [Later; 13] = [
+    (0.05, Deed::Get),
     (0.10, Deed::Update),
     (0.20, Deed::Event),
     (0.40, Deed::Get),
@@ -71,11 +72,13 @@ const LIFE: [Later; 12] = [
     (2.55, Deed::Update),
 ];
 /// What happens to one that goes.
-const DEATH: [Later; 5] = [
+const DEATH: [Later; 7] = [
+    (0.05, Deed::Get),
     (0.10, Deed::Update),
     (0.20, Deed::Event),
     (1.65, Deed::Get),
     (1.70, Deed::Update),
+    (1.75, Deed::Get),
     (1.80, Deed::Delete),
 ];
 /// Seconds after which all of the one has happened.

@@ -22,7 +22,7 @@ fn rates_are_those_of_a_cluster() {
     near("pod write", 133.3);
     near("event", 100.0);
     near("other write", 66.7);
-    near("get", 66.7);
+    near("get", 116.7);
 }
 
 #[test]
