@@ -19,7 +19,10 @@ use rustix::time::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot};
 
-/// Who is due within this time is woken together: waking costs too.
+/// Turns come in ticks of this length: waking for each would cost more than the
+/// request itself, on both sides.
+pub const TICK: Duration = Duration::from_millis(1);
+/// Who is due within this time is woken together.
 const TOGETHER: Duration = Duration::from_micros(50);
 
 /// Turns of one thread's clients.
@@ -38,6 +41,16 @@ struct Turns {
     first: Instant,
     every: f64,
     next: u64,
+}
+
+impl Turns {
+    /// The tick at or before the moment that the rate gives.
+    fn due(&self, number: u64) -> Instant {
+        let ticks = self.every * number as f64 / TICK.as_secs_f64();
+        // What isn't exact must not fall back into the tick before.
+        let ticks = (ticks + 1e-6) as u64;
+        self.first + Duration::from_nanos(ticks.saturating_mul(TICK.as_nanos() as u64))
+    }
 }
 
 struct Waiting {
@@ -98,7 +111,7 @@ impl Pacer {
         Ok(pacer)
     }
 
-    /// From `first` on a turn is due every so many seconds.
+    /// From `first` on a turn is due every so many seconds, at the tick before.
     pub fn set_turns(&self, first: Instant, every: f64) {
         self.state.lock().turns.get_or_insert(Turns {
             first,
@@ -112,7 +125,7 @@ impl Pacer {
         let due = {
             let mut state = self.state.lock();
             let turns = state.turns.as_mut().filter(|turns| turns.every > 0.0)?;
-            let due = turns.first + Duration::from_secs_f64(turns.every * turns.next as f64);
+            let due = turns.due(turns.next);
             turns.next += 1;
             due
         };
@@ -221,21 +234,21 @@ mod tests {
     async fn turns_are_due_by_the_rate_alone() {
         let pacer = Pacer::begin().unwrap();
         let first = Instant::now();
-        pacer.set_turns(first, 0.001);
+        pacer.set_turns(first, 0.0005);
         for number in 0..20 {
             let turn = pacer.turn().await.unwrap();
             assert_eq!(
                 turn.due,
-                first + Duration::from_secs_f64(0.001 * f64::from(number))
+                first + Duration::from_millis(number / 2)
             );
             assert!(Instant::now() >= turn.due);
         }
         // Whoever is held up finds the turns that passed, late.
         std::thread::sleep(Duration::from_millis(5));
-        assert!(pacer.untaken(Instant::now()) >= 4);
+        assert!(pacer.untaken(Instant::now()) >= 8);
         let late = pacer.turn().await.unwrap();
         assert!(!late.in_time);
-        assert_eq!(late.due, first + Duration::from_secs_f64(0.001 * 20.0));
+        assert_eq!(late.due, first + Duration::from_millis(10));
     }
 
     #[tokio::test]

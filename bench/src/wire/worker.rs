@@ -18,7 +18,7 @@ use super::compaction;
 use super::connection::{Channel, Connection};
 use super::cost::ThreadId;
 use super::failure::Failure;
-use super::pacing::{Pacer, Turn};
+use super::pacing::{Pacer, TICK, Turn};
 use super::run::{Amount, Settings};
 use super::tally::Tally;
 use super::watchers::{Progress, Watched, Watcher};
@@ -296,7 +296,7 @@ impl Worker {
             (Some(due), _) => pacer.until(begun + due).await?,
             (None, Some(rate)) => {
                 // Threads take turns.
-                let first = begun + Duration::from_secs_f64(self.number as f64 / rate);
+                let first = begun + TICK.mul_f64(self.number as f64 / self.threads as f64);
                 pacer.set_turns(first, self.threads as f64 / rate);
                 pacer.turn().await?
             }

@@ -565,18 +565,25 @@ mod tests {
     #[test]
     fn a_put_counts_from_its_moment() {
         let outcome = loaded(Duration::from_millis(40), Arrivals::Rate(1000.0));
-        // Those that came while others were under way waited longer than a commit.
-        assert!(outcome.puts.percentile(0.0) >= Duration::from_millis(39));
-        assert!(outcome.puts.percentile(100.0) > Duration::from_millis(45));
+        // Those that were left at the end count with what they had waited, so
+        // only commits have a least time.
+        assert!(outcome.commits.percentile(0.0) >= Duration::from_millis(39));
+        assert!(outcome.puts.percentile(50.0) >= Duration::from_millis(39));
+        assert!(
+            outcome.puts.percentile(100.0) > Duration::from_millis(45),
+            "those that came while others were under way waited longer than a commit"
+        );
         assert!(outcome.puts_per_commit() > 1.5, "they gather");
-        let due = outcome.durable + outcome.left;
-        assert!((450..=501).contains(&due) || outcome.cut, "{due} were due");
+        let came = outcome.durable + outcome.left;
+        let due = outcome.elapsed.as_secs_f64() * 1000.0 + 1.0;
+        assert!(came as f64 <= due, "{came} of {due} came");
+        assert!(came >= 499 || outcome.cut, "only {came} came");
     }
 
     #[test]
     fn stalls_are_seen() {
         let outcome = loaded(Duration::from_millis(150), Arrivals::Clients(4));
-        assert!(outcome.stalls.len() >= 2, "{:?}", outcome.stalls);
+        assert!(!outcome.stalls.is_empty());
         assert!(outcome.stalls.iter().all(|stall| stall.ms > 140.0));
     }
 
