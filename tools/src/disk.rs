@@ -45,8 +45,8 @@ const COULD_NOT_TELL: u8 = 2;
 pub(crate) enum DiskCommand {
     /// Say whether a disk is good enough for a cluster, and what holds it back
     ///
-    /// Drives the log's own code in a directory of its own, which is removed at
-    /// the end. docs/disks.md explains every figure.
+    /// Drives the log's own code, and a server, in a directory of its own, which
+    /// is removed at the end. docs/disks.md explains every figure.
     #[command(after_help = "Exit codes: 0 fit, 1 unfit, 2 could not tell.\n\
                             Example: pontoonctl disk qualify --dir /var/lib/pontoon --quick")]
     Qualify(Box<Qualify>),
@@ -86,7 +86,7 @@ pub(crate) struct Qualify {
     /// The p99 within which a rate counts as held
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration)]
     p99_max: Duration,
-    /// Clients that wait, of the phase with clients
+    /// Clients of the server that is tried, each of which waits
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     clients: u64,
     /// Bytes of a value

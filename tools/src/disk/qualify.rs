@@ -18,10 +18,10 @@ use crate::disk::machine::Machine;
 use crate::disk::place::{Place, check_dir};
 use crate::disk::progress::Progress;
 use crate::disk::report::{
-    Clients, Mixed, Phase, Recovery, Report, Sustained, Sweep, SweepLimit, SweepStep, Tried,
-    Tuning, VERSION,
+    Doubt, Mixed, Phase, Recovery, Report, Sustained, Sweep, SweepLimit, SweepStep, Tried, Tuning,
+    VERSION,
 };
-use crate::disk::server::{Server, cores};
+use crate::disk::server::Trial;
 use crate::disk::slow::SlowDisk;
 use crate::disk::stop::Stop;
 use crate::disk::tree::Tree;
@@ -33,6 +33,8 @@ use crate::disk::{DiskError, Settings};
 const PUT_OVERHEAD: usize = 48;
 /// A rate that is this much beyond what a server here could do says enough.
 const BEYOND_SERVER: f64 = 2.0;
+/// How long a server may take to start, on a slow disk.
+const START_MAX: Duration = Duration::from_secs(10);
 /// A commit should not take longer than this only because it is large.
 const COMMIT_TIME_MAX: f64 = 0.01;
 /// The load's own lateness at which its figures say little.
@@ -43,12 +45,12 @@ const LAG_MAX: Duration = Duration::from_millis(20);
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     idle: Duration,
-    cost: Duration,
+    /// A server, with a warm-up of a quarter of that.
+    server: Duration,
     /// One rate.
     step: Duration,
     /// All rates.
     sweep: Duration,
-    clients: Duration,
     /// One setting of the log.
     tune: Duration,
     mixed: Duration,
@@ -73,10 +75,9 @@ impl Plan {
     pub(crate) const QUICK: Self = Self {
         name: "quick",
         idle: millis(1500),
-        cost: millis(500),
+        server: millis(2500),
         step: millis(600),
         sweep: millis(7500),
-        clients: millis(1200),
         tune: millis(500),
         mixed: millis(3500),
         sustained: millis(6500),
@@ -88,10 +89,9 @@ impl Plan {
     pub(crate) const FULL: Self = Self {
         name: "default",
         idle: millis(5000),
-        cost: millis(1500),
+        server: millis(8000),
         step: millis(2500),
         sweep: millis(45_000),
-        clients: millis(4000),
         tune: millis(2000),
         mixed: millis(20_000),
         sustained: millis(60_000),
@@ -112,10 +112,9 @@ impl Plan {
         let scaled = |time: Duration| time.mul_f64(by);
         Self {
             idle: scaled(self.idle),
-            cost: scaled(self.cost),
+            server: scaled(self.server),
             step: scaled(self.step),
             sweep: scaled(self.sweep),
-            clients: scaled(self.clients),
             tune: scaled(self.tune),
             mixed: scaled(self.mixed),
             sustained: scaled(self.sustained),
@@ -133,9 +132,8 @@ impl Plan {
     /// Phases and their shares of the time.
     fn whole(&self) -> Duration {
         self.idle
-            + self.cost
+            + self.server * 2
             + self.sweep
-            + self.clients
             + 3 * self.tune
             + self.mixed
             + self.sustained
@@ -228,7 +226,7 @@ impl<'a> Qualification<'a> {
         if self.is_over() {
             return Ok(());
         }
-        let tree = self.server(&dir.join("tree"))?;
+        self.server(&dir.join("server"))?;
         if self.is_over() {
             return Ok(());
         }
@@ -236,11 +234,7 @@ impl<'a> Qualification<'a> {
         if self.is_over() {
             return Ok(());
         }
-        self.clients(log)?;
-        if self.is_over() {
-            return Ok(());
-        }
-        self.mixed(log, tree)?;
+        self.mixed(log, &dir.join("tree"))?;
         if self.is_over() {
             return Ok(());
         }
@@ -315,15 +309,33 @@ impl<'a> Qualification<'a> {
         Ok(())
     }
 
-    /// What a put costs the processors of this machine.
-    fn server(&mut self, dir: &Path) -> Result<Tree, DiskError> {
-        self.progress.phase("what a put costs the processor");
-        let mut tree = Tree::make(dir, self.report.value_bytes, &self.stop)?;
-        let cost = tree.cost(self.plan.cost, &self.stop)?;
-        if !self.stop.is_interrupted() {
-            self.report.server = Some(Server::of(cost, cores(&self.report.machine)));
+    /// A server on the disk. Where there can be none, the disk is judged alone.
+    fn server(&mut self, dir: &Path) -> Result<(), DiskError> {
+        if self.settings.rehearse.is_some() {
+            return Ok(());
         }
-        Ok(tree)
+        let clients = self.settings.clients;
+        self.progress
+            .phase(&format!("a server with {clients} clients"));
+        let trial = Trial {
+            clients,
+            value_bytes: self.report.value_bytes,
+            start_max: self.within(START_MAX),
+            time: self.plan.server,
+        };
+        let before = written_bytes();
+        match trial.run(dir, &self.stop) {
+            Ok(served) => self.report.server = served,
+            Err(error) => self.report.doubts.push(Doubt {
+                durability: false,
+                what: format!("no server could be tried on it: {error}"),
+            }),
+        }
+        self.report.written_bytes += written_bytes().saturating_sub(before);
+        if dir.exists() {
+            std::fs::remove_dir_all(dir).map_err(|error| DiskError::at(dir, error))?;
+        }
+        Ok(())
     }
 
     /// Rates: four times the last until one is not borne, then closer.
@@ -408,19 +420,6 @@ impl<'a> Qualification<'a> {
         }
     }
 
-    /// Clients that each wait for their put.
-    fn clients(&mut self, log: &mut Log) -> Result<(), DiskError> {
-        let count = self.settings.clients;
-        self.progress.phase(&format!("{count} clients that wait"));
-        let load = self.load(Arrivals::Clients(count), self.plan.clients);
-        let outcome = self.drive(log, &load)?;
-        if !self.stop.is_interrupted() {
-            let phase = Phase::of(&outcome);
-            self.report.clients = Some(Clients { count, phase });
-        }
-        Ok(())
-    }
-
     /// A rate that a server here could be asked for: a share of the lower of
     /// what the disk and the processors allow.
     fn share(&self, share: f64) -> Option<f64> {
@@ -430,10 +429,12 @@ impl<'a> Qualification<'a> {
     }
 
     /// The log beside checkpoints and snapshots of a tree.
-    fn mixed(&mut self, log: &mut Log, tree: Tree) -> Result<(), DiskError> {
+    fn mixed(&mut self, log: &mut Log, dir: &Path) -> Result<(), DiskError> {
         let Some(rate) = self.share(0.5) else {
             return Ok(());
         };
+        self.progress.phase("making a tree");
+        let tree = Tree::make(dir, self.report.value_bytes, &self.stop)?;
         self.progress.phase("beside checkpoints and snapshots");
         let beside = tree.beside(rate)?;
         let load = self.load(Arrivals::Rate(rate), self.plan.mixed);
@@ -555,6 +556,15 @@ impl<'a> Qualification<'a> {
 fn commit_bytes(bytes_per_s: f64) -> usize {
     let fitting = (bytes_per_s * COMMIT_TIME_MAX).clamp(64.0 * 1024.0, 4096.0 * 1024.0);
     1 << (fitting as usize).ilog2()
+}
+
+/// What this process has written to disks so far, as far as that is told.
+fn written_bytes() -> u64 {
+    let told = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let line = told
+        .lines()
+        .find_map(|line| line.strip_prefix("write_bytes: "));
+    line.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// What all processors have done, in ticks.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::disk::latency::Latency;
 use crate::disk::load::{ELECTION, Outcome, Second, Stall};
 use crate::disk::machine::Machine;
-use crate::disk::server::Server;
+use crate::disk::server::Served;
 use crate::disk::tree::BesideDone;
 use crate::disk::verdict::Verdict;
 
@@ -35,9 +35,9 @@ pub(crate) struct Report {
     pub(crate) others_cpu: f64,
     pub(crate) doubts: Vec<Doubt>,
     pub(crate) idle: Option<Phase>,
-    pub(crate) server: Option<Server>,
+    /// A server that was run on the disk.
+    pub(crate) server: Option<Served>,
     pub(crate) sweep: Option<Sweep>,
-    pub(crate) clients: Option<Clients>,
     pub(crate) mixed: Option<Mixed>,
     pub(crate) sustained: Option<Sustained>,
     pub(crate) recovery: Option<Recovery>,
@@ -124,14 +124,6 @@ pub(crate) enum SweepLimit {
     BeyondServer,
     /// The load itself came too late.
     Load,
-}
-
-/// Clients that each wait for their put.
-#[derive(Clone, Serialize)]
-pub(crate) struct Clients {
-    pub(crate) count: u64,
-    #[serde(flatten)]
-    pub(crate) phase: Phase,
 }
 
 /// The log beside a tree that is written and copied.

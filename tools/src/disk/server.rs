@@ -1,90 +1,185 @@
-//! What a server on this machine would do with a disk: the processors' part.
+//! A server on the disk, and what it takes from clients that wait.
 //!
-//! A server is a chain (HTTP/2 and gRPC, evaluate, append, apply, answer), of
-//! which evaluating and applying one put is measured here, with the engine's
-//! own code on this machine. The rest of the chain was measured once as a
-//! multiple of that (docs/disks.md has the measurement), so the multiple
-//! follows the machine and the build.
-//!
-//! Kept true: no figure here is of another machine; only ratios are.
+//! Kept true: it is the server that people run, with the load that
+//! `pontoon-bench` makes, on this machine's processors and on this disk; no
+//! figure is derived from another machine's.
 
+use std::path::Path;
 use std::time::Duration;
 
+use pontoon_bench::wire::draw::Spread;
+use pontoon_bench::wire::run::{Amount, Settings, Stop as EndOfLoad, run};
+use pontoon_bench::wire::templates::Keys;
+use pontoon_bench::wire::values::ValueSizes;
+use pontoon_bench::wire::workload::Workload;
+use pontoon_server::{Config, Server};
 use serde::Serialize;
+use tokio::runtime::{Builder, Runtime};
 
-/// Processor time of a whole put in the server, in multiples of that of its
-/// evaluating and applying.
-pub(crate) const PUT_COSTS: f64 = 3.8;
-/// Share of the processors that a server keeps busy at its limit, next to the
-/// load that comes over loopback.
-const BUSY_MAX: f64 = 0.75;
-/// The time that one range's own chain takes for a put, likewise in multiples:
-/// more processors than fill it don't help one range.
-const CHAIN_COSTS: f64 = 1.7;
+use crate::disk::stop::Stop;
 
-/// What the processors allow.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Server {
-    pub(crate) cores: f64,
-    /// Measured: one put evaluated and applied.
-    pub(crate) evaluate_apply_ns: u64,
-    /// Derived: a put from the wire to the wire.
-    pub(crate) put_cpu_ns: u64,
-    /// Derived: puts per second of one range on these processors.
+/// Keys that are put.
+const KEYS: u64 = 100_000;
+/// Connections on which clients come.
+const CONNECTIONS: u64 = 8;
+/// How long a server may take to stop.
+const STOP_MAX: Duration = Duration::from_secs(5);
+/// A Ctrl-C is noticed within this time.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How a server is tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trial {
+    /// Each has one put under way.
+    pub(crate) clients: u64,
+    pub(crate) value_bytes: usize,
+    /// How long it may take to start, if the disk is slow.
+    pub(crate) start_max: Duration,
+    pub(crate) time: Duration,
+}
+
+/// What a server did.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Served {
+    pub(crate) clients: u64,
     pub(crate) puts_per_s: f64,
+    /// From sending a put to its answer.
+    pub(crate) p50_ns: u64,
+    pub(crate) p99_ns: u64,
 }
 
-impl Server {
-    pub(crate) fn of(evaluate_apply: Duration, cores: f64) -> Self {
-        let own = evaluate_apply.as_secs_f64().max(1e-9);
-        let by_processors = cores * BUSY_MAX / (own * PUT_COSTS);
-        let by_chain = 1.0 / (own * CHAIN_COSTS);
-        Self {
-            cores,
-            evaluate_apply_ns: evaluate_apply.as_nanos() as u64,
-            put_cpu_ns: (own * PUT_COSTS * 1e9) as u64,
-            puts_per_s: by_processors.min(by_chain),
-        }
-    }
-
-    /// With clients that wait: they move in step, so the time that a put needs
-    /// from the disk and from the processors adds up.
-    pub(crate) fn with_clients(&self, disk_puts_per_s: f64) -> f64 {
-        1.0 / (1.0 / disk_puts_per_s.max(1e-9) + 1.0 / self.puts_per_s)
-    }
-}
-
-/// Processors that this process may use, by the machine and by its limits.
-pub(crate) fn cores(machine: &crate::disk::machine::Machine) -> f64 {
-    let quota = machine.limits.iter().filter(|limit| limit.cpu);
-    let quota = quota.filter_map(|limit| {
-        let mut parts = limit.value.split_whitespace();
-        let quota: f64 = parts.next()?.parse().ok()?;
-        let period = match parts.next() {
-            Some(period) => period.parse().ok()?,
-            None => 100_000.0,
+impl Trial {
+    /// Runs a server in a directory that isn't there yet; none if it was interrupted.
+    pub(crate) fn run(&self, dir: &Path, stop: &Stop) -> Result<Option<Served>, String> {
+        let runtime = runtime().map_err(|error| error.to_string())?;
+        let started = runtime.block_on(async {
+            tokio::select! {
+                started = start(dir) => started.map(Some),
+                () = tokio::time::sleep(self.start_max) => {
+                    let secs = self.start_max.as_secs_f64();
+                    Err(format!("it had not started after {secs:.1} s"))
+                }
+                () = interrupted(stop) => Ok(None),
+            }
+        });
+        let served = match &started {
+            Ok(Some(server)) => self.load(server, &runtime, stop).map(Some),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error.clone()),
         };
-        Some(quota / period)
-    });
-    quota.fold(machine.cores as f64, f64::min)
+        if let Ok(Some(server)) = started {
+            // One that hangs in a disk goes with the process.
+            let _ = runtime.block_on(async { tokio::time::timeout(STOP_MAX, server.stop()).await });
+        }
+        runtime.shutdown_timeout(STOP_MAX);
+        served.map(|served| served.filter(|_| !stop.is_interrupted()))
+    }
+
+    fn load(&self, server: &Server, runtime: &Runtime, stop: &Stop) -> Result<Served, String> {
+        let address = server.clients().first().ok_or("it listens nowhere")?;
+        let settings = Settings {
+            endpoints: vec![address.to_string().parse()?],
+            clients: self.clients as usize,
+            connections: self.clients.min(CONNECTIONS) as usize,
+            threads: 1,
+            amount: Amount::Time(self.time),
+            rate: None,
+            warm_up: self.time / 4,
+            keys: Keys::new("/", KEYS, ValueSizes::Fixed(self.value_bytes)),
+            spread: Spread::Uniform,
+            limit: 0,
+            read_percent: 0,
+            watchers: 0,
+            lease_ttl_secs: 60,
+            compact_every: Duration::from_secs(60),
+            cluster: None,
+            seed: 1,
+        };
+        let end = EndOfLoad::default();
+        let watching = runtime.spawn({
+            let (end, stop) = (end.clone(), stop.clone());
+            async move {
+                interrupted(&stop).await;
+                end.set();
+            }
+        });
+        let report = run(&settings, Workload::Put, &end, &mut |_| ());
+        watching.abort();
+        let report = report.map_err(|failure| failure.to_string())?;
+        if let Some((error, count)) = report.errors.first_key_value() {
+            return Err(format!("{count} puts failed: {error}"));
+        }
+        Ok(Served {
+            clients: self.clients,
+            puts_per_s: report.rate,
+            p50_ns: report.latency.value_at_quantile(0.5),
+            p99_ns: report.latency.value_at_quantile(0.99),
+        })
+    }
+}
+
+/// As the server's own: half the processors for the groups.
+fn runtime() -> std::io::Result<Runtime> {
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+    Builder::new_multi_thread()
+        .worker_threads((processors / 2).max(1))
+        .enable_all()
+        .build()
+}
+
+async fn start(dir: &Path) -> Result<Server, String> {
+    let nowhere = "http://127.0.0.1:0";
+    let config = Config {
+        data_dir: Some(dir.to_owned()),
+        listen_client_urls: nowhere.to_owned(),
+        advertise_client_urls: Some(nowhere.to_owned()),
+        listen_peer_urls: nowhere.to_owned(),
+        initial_advertise_peer_urls: nowhere.to_owned(),
+        initial_cluster: Some(format!("default={nowhere}")),
+        ..Config::default()
+    };
+    Server::start(config)
+        .await
+        .map_err(|error| error.to_string())
+}
+
+async fn interrupted(stop: &Stop) {
+    while !stop.is_interrupted() {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn more_processors_help_until_the_chain_is_full() {
-        let at = |cores| Server::of(Duration::from_micros(8), cores).puts_per_s;
-        assert!(at(2.0) > 1.9 * at(1.0));
-        assert!((at(64.0) - at(128.0)).abs() < 1.0);
+    fn trial(start_max: Duration) -> Trial {
+        Trial {
+            clients: 3,
+            value_bytes: 100,
+            start_max,
+            time: Duration::from_millis(200),
+        }
     }
 
     #[test]
-    fn a_slow_disk_decides_for_clients_that_wait() {
-        let server = Server::of(Duration::from_micros(8), 2.0);
-        let waiting = server.with_clients(1000.0);
-        assert!(waiting < 1000.0 && waiting > 950.0);
-        assert!(server.with_clients(1e9) > 0.99 * server.puts_per_s);
+    fn a_server_is_run_on_the_disk_and_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("server");
+        let trial = trial(Duration::from_secs(60));
+        let served = trial.run(&at, &Stop::default()).unwrap().unwrap();
+        assert!(served.clients == 3 && served.puts_per_s > 0.0);
+        assert!(served.p50_ns > 0 && served.p50_ns <= served.p99_ns);
+        // Nobody has it open any more: another one can be run on what it left.
+        assert!(trial.run(&at, &Stop::default()).unwrap().is_some());
+    }
+
+    #[test]
+    fn one_that_does_not_start_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let trial = trial(Duration::from_secs(60));
+        assert!(trial.run(&file, &Stop::default()).is_err());
     }
 }

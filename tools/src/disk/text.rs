@@ -46,14 +46,6 @@ fn verdict(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             time(verdict.p99_ns)
         )?;
     }
-    if let (Some(rate), Some(clients)) = (verdict.clients_writes_per_s, &report.clients) {
-        let count = clients.count;
-        let rate = number(rate);
-        writeln!(
-            out,
-            "with {count} clients that each wait for their answer: about {rate} writes/s"
-        )?;
-    }
     let constraint = match verdict.constraint {
         Constraint::Unknown => "not known",
         Constraint::Durability => "durability",
@@ -159,9 +151,6 @@ fn latencies(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if let Some(knee) = steps.rfind(|step| step.held) {
         add("at the knee", &knee.phase);
     }
-    if let Some(clients) = &report.clients {
-        add(&format!("{} clients", clients.count), &clients.phase);
-    }
     if let Some(mixed) = &report.mixed {
         add("mixed", &mixed.phase);
     }
@@ -253,7 +242,7 @@ fn sweep(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         SweepLimit::Unknown => "not reached in the time given",
         SweepLimit::Rate => "beyond it, puts came faster than they became durable",
         SweepLimit::Latency => "beyond it, p99 passed the limit",
-        SweepLimit::BeyondServer => "not driven further: twice what a server here could do",
+        SweepLimit::BeyondServer => "not driven further: twice what the server did",
         SweepLimit::Load => "beyond it, this tool itself came too late",
     };
     writeln!(out, "knee {knee} puts/s; {why}")
@@ -266,12 +255,11 @@ fn rest(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         line(
             "server",
             format!(
-                "evaluating and applying a put takes {} here, so a whole put about {} and one \
-                 range on {:.1} cores about {} puts/s",
-                time(server.evaluate_apply_ns),
-                time(server.put_cpu_ns),
-                server.cores,
-                number(server.puts_per_s)
+                "one run on it answered {} puts/s of {} clients that wait, p50 {}, p99 {}",
+                number(server.puts_per_s),
+                server.clients,
+                time(server.p50_ns),
+                time(server.p99_ns)
             ),
         );
     }

@@ -16,7 +16,6 @@ use pontoon_engine::{
 };
 use pontoon_wal::disk::sim::Rng;
 use pontoon_wal::disk::{Backend, Disk, RealDisk};
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::disk::DiskError;
@@ -143,22 +142,6 @@ impl Tree {
         self.store.apply(&entry)?;
         pending.retire(Ticket(self.ticket));
         Ok(())
-    }
-
-    /// Processor time of one put, evaluated and applied; the median of rounds.
-    pub(crate) fn cost(&mut self, time: Duration, stop: &Stop) -> Result<Duration, DiskError> {
-        let until = Instant::now() + time;
-        let mut rounds = Vec::new();
-        while Instant::now() < until && !stop.is_interrupted() {
-            let entries: Vec<_> = (0..4).map(|_| self.puts(ENTRY_PUTS)).collect();
-            let before = thread_time();
-            for puts in entries {
-                self.write(puts)?;
-            }
-            rounds.push((thread_time() - before) / (4 * ENTRY_PUTS as u32));
-        }
-        rounds.sort_unstable();
-        Ok(rounds.get(rounds.len() / 2).copied().unwrap_or_default())
     }
 
     /// Writes and copies the store on two threads until it is told to end.
@@ -291,10 +274,4 @@ impl Drop for Beside {
             let _ = writer.join();
         }
     }
-}
-
-/// Processor time of this thread so far.
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -16,6 +16,8 @@ pub(crate) const WRITES_PER_NODE: f64 = 0.25;
 /// How much more than the steady state there must be room for: a zone that
 /// restarts, a rollout of everything.
 pub(crate) const HEADROOM: f64 = 4.0;
+/// A disk that takes so many times what a server did is not what held it back.
+const IDLE_DISK: f64 = 1.8;
 /// Nobody has run more; the number is not extended beyond it.
 pub(crate) const NODES_MAX: f64 = 15_000.0;
 /// Where stalls are the rule rather than the exception, it is the latency that
@@ -110,8 +112,6 @@ pub(crate) struct Verdict {
     pub(crate) writes_per_s: f64,
     /// What the disk alone would do.
     pub(crate) disk_writes_per_s: f64,
-    /// With clients that each wait for their answer.
-    pub(crate) clients_writes_per_s: Option<f64>,
     /// p99 of a commit under mixed load.
     pub(crate) p99_ns: u64,
     pub(crate) constraint: Constraint,
@@ -166,12 +166,6 @@ pub(crate) fn judge(report: &Report, nodes_wanted: u64) -> Verdict {
         .server
         .map_or(f64::INFINITY, |server| server.puts_per_s);
     verdict.writes_per_s = verdict.disk_writes_per_s.min(server);
-    verdict.clients_writes_per_s = report.clients.as_ref().map(|clients| {
-        let disk = clients.phase.puts_per_s;
-        report
-            .server
-            .map_or(disk, |server| server.with_clients(disk))
-    });
     let p99_ms = verdict.p99_ns as f64 / 1e6;
     let lossy = report.doubts.iter().any(|doubt| doubt.durability);
     let stalls = &report.stalls;
@@ -230,7 +224,7 @@ pub(crate) fn judge(report: &Report, nodes_wanted: u64) -> Verdict {
         Constraint::Stalls
     } else if by_latency < by_rate {
         Constraint::Latency
-    } else if server <= verdict.disk_writes_per_s {
+    } else if server * IDLE_DISK <= verdict.disk_writes_per_s {
         Constraint::Cpu
     } else if throttled {
         Constraint::Throttling
@@ -298,7 +292,7 @@ fn because(report: &Report, verdict: &Verdict) -> String {
             format!("a commit takes {p99} at p99 beside checkpoints and snapshots")
         }
         Constraint::Rate => format!(
-            "the disk takes {} writes/s and no more; a server on these processors would do {}",
+            "the disk takes {} writes/s and no more; a server on it did {}",
             number(verdict.disk_writes_per_s),
             report
                 .server
@@ -306,7 +300,7 @@ fn because(report: &Report, verdict: &Verdict) -> String {
         ),
         Constraint::Cpu => format!(
             "the disk is not the constraint (it takes {}{} writes/s): the processors of this \
-             machine would be, at about {} writes/s",
+             machine are, at about {} writes/s",
             match report.sweep.as_ref().map(|sweep| sweep.limit) {
                 Some(SweepLimit::BeyondServer) => "at least ",
                 _ => "",
@@ -418,12 +412,10 @@ fn two_digits(value: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::disk::latency::Latency;
     use crate::disk::report::{Doubt, Mixed, Phase, Stretch, Sustained, Sweep};
-    use crate::disk::server::Server;
+    use crate::disk::server::Served;
     use crate::disk::tree::BesideDone;
 
     /// A disk that takes `knee` puts a second, each commit `p99_us` long.
@@ -442,7 +434,10 @@ mod tests {
         };
         let mut report = Report {
             idle: Some(phase.clone()),
-            server: Some(Server::of(Duration::from_micros(10), 2.0)),
+            server: Some(Served {
+                puts_per_s: 40_000.0,
+                ..Served::default()
+            }),
             sweep: Some(Sweep {
                 knee_per_s: Some(knee),
                 limit: SweepLimit::Rate,
