@@ -237,10 +237,7 @@ mod tests {
         pacer.set_turns(first, 0.0005);
         for number in 0..20 {
             let turn = pacer.turn().await.unwrap();
-            assert_eq!(
-                turn.due,
-                first + Duration::from_millis(number / 2)
-            );
+            assert_eq!(turn.due, first + Duration::from_millis(number / 2));
             assert!(Instant::now() >= turn.due);
         }
         // Whoever is held up finds the turns that passed, late.

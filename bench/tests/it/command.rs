@@ -137,6 +137,52 @@ fn a_control_plane_is_simulated_and_a_ramp_ends() {
     assert!(said(&ramp).contains("At least 20 nodes are carried"));
 }
 
+/// Of a ramp against a store that carries so many nodes. So little is due that
+/// any of it makes a rate that is held, however busy this machine is.
+fn ramp(capacity: usize, more: &str) -> Output {
+    let store = Store::start();
+    store.carries(capacity);
+    let times = "--duration 4s --warm-up 0s --list-every 2s --p99-max 60s";
+    let few = "--nodes 2 --pods-per-node 1 --pod-churn 0";
+    at(&store, &format!("k8s --ramp {few} {times} {more}"))
+}
+
+#[test]
+fn a_ramp_finds_the_knee() {
+    let (knee, lines, none) = std::thread::scope(|scope| {
+        let knee = scope.spawn(|| ramp(3, ""));
+        let lines = scope.spawn(|| ramp(3, "--json"));
+        let none = scope.spawn(|| ramp(0, ""));
+        let done = (knee.join(), lines.join(), none.join());
+        (done.0.unwrap(), done.1.unwrap(), done.2.unwrap())
+    });
+    assert_eq!(code(&knee), 0, "{}", said(&knee));
+    let text = String::from_utf8_lossy(&knee.stdout).into_owned();
+    assert_eq!(text, "3 nodes are carried, 4 are not.\n", "{}", said(&knee));
+    for part in [
+        "2 nodes: carried",
+        "4 nodes: NOT CARRIED",
+        "3 nodes: carried",
+    ] {
+        assert!(said(&knee).contains(part), "{part}: {}", said(&knee));
+    }
+    assert_eq!(code(&lines), 0, "{}", said(&lines));
+    let text = String::from_utf8_lossy(&lines.stdout).into_owned();
+    let steps: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let tried: Vec<_> = steps
+        .iter()
+        .map(|step| (step["nodes"].as_u64().unwrap(), step["refused"].is_null()))
+        .collect();
+    assert_eq!(tried, [(2, true), (4, false), (3, true)], "{text}");
+    let why = steps[1]["refused"].as_str().unwrap();
+    assert!(why.contains("requests failed"), "{why}");
+    assert_eq!(code(&none), 1, "{}", said(&none));
+    assert!(said(&none).contains("Not even 1 nodes are carried."));
+}
+
 #[test]
 fn servers_are_compared_with_intervals() {
     let (one, other) = (Store::start(), Store::start());

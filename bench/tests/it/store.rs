@@ -2,8 +2,8 @@
 //! It has no history: what is asked at an old revision is answered as of now.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
@@ -32,6 +32,8 @@ pub(crate) struct Store {
 struct State {
     keys: Mutex<Keys>,
     refuses: AtomicBool,
+    /// With more nodes than this, what reads fails.
+    nodes_max: OnceLock<usize>,
 }
 
 #[derive(Default)]
@@ -65,8 +67,23 @@ impl Store {
         self.state.refuses.store(true, Ordering::Relaxed);
     }
 
+    /// It carries so many nodes of a simulated cluster: with more, whoever
+    /// lists is refused.
+    pub(crate) fn carries(&self, nodes: usize) {
+        self.state.nodes_max.set(nodes).unwrap();
+    }
+
     pub(crate) fn keys(&self) -> usize {
         self.state.keys.lock().kvs.len()
+    }
+}
+
+impl State {
+    fn is_overloaded(&self) -> bool {
+        let keys = self.keys.lock();
+        let is_node = |key: &&Bytes| key.windows(9).any(|part| part == b"/minions/");
+        let nodes = keys.kvs.keys().filter(is_node).count();
+        self.nodes_max.get().is_some_and(|max| nodes > *max)
     }
 }
 
@@ -95,7 +112,8 @@ async fn answer(request: Request<RecvStream>, respond: SendResponse<Bytes>, stat
         }
     }
     let message = &bytes[5..];
-    if state.refuses.load(Ordering::Relaxed) {
+    let is_list = path.ends_with("/Range");
+    if state.refuses.load(Ordering::Relaxed) || (is_list && state.is_overloaded()) {
         return end(respond, None, "14");
     }
     if is_watch {
