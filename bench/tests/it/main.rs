@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod command;
+mod compaction;
 mod pages;
 mod references;
 mod store;

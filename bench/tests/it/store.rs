@@ -73,6 +73,13 @@ impl Store {
         self.state.nodes_max.set(nodes).unwrap();
     }
 
+    /// A key's value and version.
+    pub(crate) fn get(&self, key: &str) -> Option<(Bytes, i64)> {
+        let keys = self.state.keys.lock();
+        let kv = keys.kvs.get(key.as_bytes())?;
+        Some((kv.value.clone(), kv.version))
+    }
+
     pub(crate) fn keys(&self) -> usize {
         self.state.keys.lock().kvs.len()
     }
@@ -212,12 +219,13 @@ impl Keys {
     }
 
     fn put(&mut self, put: PutRequest) {
+        let before = self.kvs.get(&put.key);
         let kv = KeyValue {
             key: put.key.clone(),
             value: put.value,
             mod_revision: self.revision,
-            create_revision: self.revision,
-            version: 1,
+            create_revision: before.map_or(self.revision, |kv| kv.create_revision),
+            version: before.map_or(1, |kv| kv.version + 1),
             lease: put.lease,
         };
         self.tell(EventType::Put, kv.clone());
@@ -281,11 +289,14 @@ impl Keys {
 
     fn txn(&mut self, txn: TxnRequest) -> TxnResponse {
         let holds = |compare: &Compare| {
-            let Some(TargetUnion::ModRevision(revision)) = compare.target_union else {
-                panic!("loads compare revisions");
-            };
             let there = self.kvs.get(&compare.key);
-            there.map_or(0, |kv| kv.mod_revision) == revision
+            match compare.target_union {
+                Some(TargetUnion::ModRevision(revision)) => {
+                    there.map_or(0, |kv| kv.mod_revision) == revision
+                }
+                Some(TargetUnion::Version(version)) => there.map_or(0, |kv| kv.version) == version,
+                _ => panic!("loads compare revisions and versions"),
+            }
         };
         let succeeded = txn.compare.iter().all(holds);
         let ops = if succeeded { txn.success } else { txn.failure };
