@@ -95,6 +95,21 @@ fn an_open_loop_asks_at_its_rate_and_counts_from_when_it_was_due() {
 }
 
 #[test]
+fn leases_that_are_left_are_seen_to_expire() {
+    let store = Store::start();
+    let line = "run lease --lease-ttl 1 --rate 100 --clients 4 --duration 5s --warm-up 0s --json";
+    let output = at(&store, line);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let events = &report["events"];
+    let (expired, deletes) = (&events["expired"], &events["deletes"]);
+    assert!(expired.as_u64().unwrap() > 0, "{events}");
+    // The others were revoked.
+    assert!(expired.as_u64() < deletes.as_u64(), "{events}");
+    let late = |at: &str| events["expired_late_ms"][at].as_f64().unwrap();
+    assert!(late("p50") > 0.0 && late("p50") <= late("max"), "{events}");
+}
+
+#[test]
 fn a_target_is_held_or_not_and_the_code_says_so() {
     let store = Store::start();
     let few = "--duration 500ms --warm-up 0s --key-space 100";

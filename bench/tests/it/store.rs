@@ -1,9 +1,11 @@
 //! A store in memory that speaks as much of etcd's API as the loads ask for.
 //! It has no history: what is asked at an old revision is answered as of now.
+//! A lease that was never kept alive never expires.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
@@ -39,7 +41,8 @@ struct State {
 #[derive(Default)]
 struct Keys {
     revision: i64,
-    lease: i64,
+    /// By number: how long each lives, and its signs of life.
+    leases: Vec<(i64, u64)>,
     kvs: BTreeMap<Bytes, KeyValue>,
     watchers: Vec<(Bytes, Bytes, mpsc::UnboundedSender<WatchResponse>)>,
 }
@@ -126,6 +129,15 @@ async fn answer(request: Request<RecvStream>, respond: SendResponse<Bytes>, stat
     if is_watch {
         return watch(WatchRequest::decode(message).unwrap(), respond, &state).await;
     }
+    if path.ends_with("/LeaseKeepAlive") {
+        let id = LeaseKeepAliveRequest::decode(message).unwrap().id;
+        let (ttl_secs, signs) = state.keys.lock().keep_alive(id);
+        let state = state.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(ttl_secs.cast_unsigned())).await;
+            state.keys.lock().expire(id, signs);
+        });
+    }
     let answer = state.keys.lock().answer(&path, message);
     end(respond, Some(answer), "0");
 }
@@ -198,23 +210,59 @@ impl Keys {
                 DeleteRangeResponse::default().encode_to_vec()
             }
             "LeaseGrant" => {
-                self.lease += 1;
+                let ttl = LeaseGrantRequest::decode(message).unwrap().ttl;
+                self.leases.push((ttl, 0));
                 let response = LeaseGrantResponse {
-                    id: self.lease,
-                    ttl: 10,
+                    id: self.leases.len() as i64,
+                    ttl,
                     ..Default::default()
                 };
                 response.encode_to_vec()
             }
             "LeaseKeepAlive" => {
+                let id = LeaseKeepAliveRequest::decode(message).unwrap().id;
                 let response = LeaseKeepAliveResponse {
-                    ttl: 10,
+                    ttl: self.lease(id).0,
                     ..Default::default()
                 };
                 response.encode_to_vec()
             }
-            "LeaseRevoke" | "Compact" => Vec::new(),
+            "LeaseRevoke" => {
+                self.end_lease(LeaseRevokeRequest::decode(message).unwrap().id);
+                Vec::new()
+            }
+            "Compact" => Vec::new(),
             other => panic!("nobody should ask {other}"),
+        }
+    }
+
+    fn lease(&mut self, id: i64) -> &mut (i64, u64) {
+        &mut self.leases[usize::try_from(id).unwrap() - 1]
+    }
+
+    /// How long it lives now, and how many signs of life there were.
+    fn keep_alive(&mut self, id: i64) -> (i64, u64) {
+        let lease = self.lease(id);
+        lease.1 += 1;
+        *lease
+    }
+
+    /// Ends a lease, unless there was another sign of life.
+    fn expire(&mut self, id: i64, signs: u64) {
+        if self.lease(id).1 == signs {
+            self.end_lease(id);
+        }
+    }
+
+    fn end_lease(&mut self, id: i64) {
+        let attached = self.kvs.values().filter(|kv| kv.lease == id);
+        let keys: Vec<_> = attached.map(|kv| kv.key.clone()).collect();
+        for key in keys {
+            self.revision += 1;
+            self.delete(&DeleteRangeRequest {
+                key,
+                ..Default::default()
+            });
         }
     }
 
