@@ -13,18 +13,18 @@ pub(crate) fn bench() -> Command {
 }
 
 /// Runs words of a command line on a store.
-fn at(store: &Store, line: &str) -> Output {
+pub(crate) fn at(store: &Store, line: &str) -> Output {
     let words = line.split_whitespace();
     let mut command = bench();
     command.args(words).arg("--endpoints").arg(&store.endpoint);
     command.output().unwrap()
 }
 
-fn code(output: &Output) -> i32 {
+pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().unwrap()
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     let out = String::from_utf8_lossy(&output.stdout);
     format!("{out}{}", String::from_utf8_lossy(&output.stderr))
 }

@@ -20,8 +20,11 @@ use pontoon_api::etcdserverpb::*;
 use pontoon_api::mvccpb::event::EventType;
 use pontoon_api::mvccpb::{Event, KeyValue};
 use prost::Message;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
 
 /// A store that runs until it is dropped.
 pub(crate) struct Store {
@@ -36,7 +39,12 @@ struct State {
     refuses: AtomicBool,
     /// With more nodes than this, what reads fails.
     nodes_max: OnceLock<usize>,
+    /// Who may ask, with the password; anybody if there is none.
+    user: Option<(&'static str, &'static str)>,
 }
+
+/// What those get who have told the password.
+const TOKEN: &str = "a token";
 
 #[derive(Default)]
 struct Keys {
@@ -49,15 +57,28 @@ struct Keys {
 
 impl Store {
     pub(crate) fn start() -> Self {
+        Self::behind(None, None)
+    }
+
+    /// One that answers only over TLS, or only those who know a password.
+    pub(crate) fn behind(
+        tls: Option<Arc<ServerConfig>>,
+        user: Option<(&'static str, &'static str)>,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let state = Arc::new(State::default());
-        runtime.spawn(serve(listener, state.clone()));
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoint = format!("{scheme}://{}", listener.local_addr().unwrap());
+        let state = Arc::new(State {
+            user,
+            ..State::default()
+        });
+        let tls = tls.map(TlsAcceptor::from);
+        runtime.spawn(serve(listener, tls, state.clone()));
         Self {
             endpoint,
             state,
@@ -90,27 +111,64 @@ impl Store {
 
 impl State {
     fn is_overloaded(&self) -> bool {
+        let Some(max) = self.nodes_max.get() else {
+            return false;
+        };
         let keys = self.keys.lock();
         let is_node = |key: &&Bytes| key.windows(9).any(|part| part == b"/minions/");
-        let nodes = keys.kvs.keys().filter(is_node).count();
-        self.nodes_max.get().is_some_and(|max| nodes > *max)
+        keys.kvs.keys().filter(is_node).count() > *max
+    }
+
+    /// What a request of somebody unknown is answered with, unless it is by
+    /// somebody known.
+    fn turns_away(&self, path: &str, token: Option<&str>, message: &[u8]) -> Option<Answer> {
+        let (name, password) = self.user?;
+        if path.ends_with("/Authenticate") {
+            let request = AuthenticateRequest::decode(message).unwrap();
+            let is_known = (request.name.as_str(), request.password.as_str()) == (name, password);
+            let response = AuthenticateResponse {
+                token: TOKEN.to_owned(),
+                ..Default::default()
+            };
+            return Some(match is_known {
+                true => (Some(response.encode_to_vec()), "0"),
+                false => (None, "3"),
+            });
+        }
+        (token != Some(TOKEN)).then_some((None, "16"))
     }
 }
 
-async fn serve(listener: TcpListener, state: Arc<State>) {
+/// A message, and gRPC's status.
+type Answer = (Option<Vec<u8>>, &'static str);
+
+async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<State>) {
     while let Ok((socket, _)) = listener.accept().await {
-        let state = state.clone();
+        let (state, tls) = (state.clone(), tls.clone());
         tokio::spawn(async move {
-            let mut connection = h2::server::handshake(socket).await.unwrap();
-            while let Some(Ok((request, respond))) = connection.accept().await {
-                tokio::spawn(answer(request, respond, state.clone()));
+            match tls {
+                None => talk(socket, state).await,
+                Some(tls) => {
+                    // Who doesn't trust us, or whom we don't trust, is gone.
+                    if let Ok(socket) = tls.accept(socket).await {
+                        talk(socket, state).await;
+                    }
+                }
             }
         });
     }
 }
 
+async fn talk(socket: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
+    let mut connection = h2::server::handshake(socket).await.unwrap();
+    while let Some(Ok((request, respond))) = connection.accept().await {
+        tokio::spawn(answer(request, respond, state.clone()));
+    }
+}
+
 async fn answer(request: Request<RecvStream>, respond: SendResponse<Bytes>, state: Arc<State>) {
     let path = request.uri().path().to_owned();
+    let token = request.headers().get("token").cloned();
     let mut body = request.into_body();
     let mut bytes = BytesMut::new();
     let is_watch = path.ends_with("/Watch");
@@ -122,6 +180,10 @@ async fn answer(request: Request<RecvStream>, respond: SendResponse<Bytes>, stat
         }
     }
     let message = &bytes[5..];
+    let token = token.as_ref().map(|token| token.to_str().unwrap());
+    if let Some((answer, status)) = state.turns_away(&path, token, message) {
+        return end(respond, answer, status);
+    }
     let is_list = path.ends_with("/Range");
     if state.refuses.load(Ordering::Relaxed) || (is_list && state.is_overloaded()) {
         return end(respond, None, "14");
