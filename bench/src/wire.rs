@@ -20,6 +20,7 @@ pub mod compare;
 pub mod connection;
 pub mod cost;
 pub mod draw;
+pub mod expiries;
 pub mod failure;
 pub mod fill;
 mod http2;

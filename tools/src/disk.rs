@@ -152,6 +152,10 @@ pub(crate) enum DiskError {
     At(PathBuf, io::Error),
     #[error("{} is not a directory", .0.display())]
     NotADirectory(PathBuf),
+    #[error("{} is mounted read-only: a disk is tried by writing to it", .0.display())]
+    ReadOnly(PathBuf),
+    #[error("{} is not on a disk: its file system stores nothing", .0.display())]
+    NoDisk(PathBuf),
     #[error("{path} has {1} free, and {2} are needed; free some, or use a directory elsewhere", path = .0.display())]
     Space(PathBuf, String, String),
     #[error("the log: {0}")]
@@ -160,7 +164,7 @@ pub(crate) enum DiskError {
     Engine(#[from] EngineError),
     #[error("the log has failed: {0}")]
     Failed(String),
-    #[error("the disk didn't answer for a minute")]
+    #[error("the disk didn't answer in time")]
     Stuck,
     #[error("this machine: {0}")]
     Machine(io::Error),

@@ -133,6 +133,17 @@ impl<'a> WatchAnswer<'a> {
     }
 }
 
+/// The keys in a `WatchResponse` that were deleted.
+pub fn deleted_keys(message: &[u8]) -> impl Iterator<Item = Result<&[u8], Failure>> {
+    Fields(message).filter_map(|field| match field {
+        Ok((11, Value::Bytes(event))) if event.first() == Some(&KIND_TAG) => {
+            Some(bytes(event, 2).and_then(|kv| bytes(kv, 1)))
+        }
+        Ok(_) => None,
+        Err(failure) => Some(Err(failure)),
+    })
+}
+
 /// The number that a field has, 0 if it is missing.
 fn number(message: &[u8], wanted: u64) -> Result<u64, Failure> {
     for field in Fields(message) {
@@ -311,6 +322,8 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(WatchAnswer::read(&bytes), Ok(expected));
+        let deleted: Vec<_> = deleted_keys(&bytes).collect();
+        assert_eq!(deleted, [Ok(&b"key"[..])]);
         let created = WatchResponse {
             created: true,
             canceled: true,
@@ -328,6 +341,7 @@ mod tests {
             let _ = RangeAnswer::read(&whole[..end]);
             let _ = WatchAnswer::read(&whole[..end]);
             let _ = TxnAnswer::read(&whole[..end]);
+            let _ = deleted_keys(&whole[..end]).count();
         }
         assert_eq!(RangeAnswer::read(&[0xff; 11]), Err(MALFORMED));
         assert_eq!(RangeAnswer::read(&[0x12, 0x7f]), Err(MALFORMED));

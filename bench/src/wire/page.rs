@@ -208,6 +208,10 @@ fn add_report(page: &mut Page, report: &Report) {
             events.rate,
             &events.after_ack_ms,
         ));
+        if let Some(late) = &events.expired_late_ms {
+            let rate = events.expired as f64 / report.seconds.max(1e-9);
+            table = table.row(row("leases expired late", events.expired, rate, late));
+        }
     }
     page.table(table);
     if let Some(about) = report.about_rate() {
@@ -233,6 +237,11 @@ fn add_report(page: &mut Page, report: &Report) {
         let title = "From acknowledgement to event (1 µs: the event was first)";
         page.figure(&spread(title, &events));
         page.figure(&curve(title, &events));
+    }
+    let expired = report.events.iter().filter(|events| events.expired > 0);
+    for events in expired {
+        let late = [("leases".to_owned(), events.expired_late.clone())];
+        page.figure(&spread("How late leases expired", &late));
     }
     page.section("The load itself");
     let look = match report.generator.is_bottleneck {

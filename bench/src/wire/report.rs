@@ -80,9 +80,18 @@ pub struct Events {
     pub after_ack_ms: Latency,
     /// From when a put was sent until then.
     pub latency_ms: Latency,
+    /// Leases that nobody kept alive and that were seen to expire, whenever
+    /// that was.
+    pub expired: u64,
+    /// From when they were due, counted from when the last sign of life was
+    /// sent, until a watcher saw their keys go.
+    pub expired_late_ms: Option<Latency>,
     /// The times themselves.
     #[serde(skip)]
     pub after_ack: Histogram<u64>,
+    /// The times themselves.
+    #[serde(skip)]
+    pub expired_late: Histogram<u64>,
 }
 
 /// What was measured in a stretch of the load.
@@ -268,7 +277,10 @@ impl Report {
             rate: per_second(tally.events),
             after_ack_ms: Latency::of(&tally.ack_to_event),
             latency_ms: Latency::of(&tally.sent_to_event),
+            expired: tally.expiry.len(),
+            expired_late_ms: (!tally.expiry.is_empty()).then(|| Latency::of(&tally.expiry)),
             after_ack: tally.ack_to_event.clone(),
+            expired_late: tally.expiry.clone(),
         });
         let rate = per_second(tally.answered_in_time);
         let asked = tally.classes.iter().map(Histogram::len).sum::<u64>()
@@ -382,6 +394,13 @@ impl Report {
             );
             line("after ack", events.after_ack_ms.text());
             line("after send", events.latency_ms.text());
+            if let Some(late) = &events.expired_late_ms {
+                let leases = events.expired;
+                line(
+                    "expired",
+                    format!("{leases} leases, late by {}", late.text()),
+                );
+            }
         }
         if self.conflicts > 0 {
             line("conflicts", self.conflicts.to_string());
@@ -433,6 +452,7 @@ mod tests {
         other.failed(0, &Failure::Answer("malformed"));
         let ms = Duration::from_millis;
         other.events(7, Some(ms(2)), Some(ms(1)));
+        other.expired(ms(250));
         tally.add(&other);
         let report = Report::of(&tally, ms(2000), shape(None), Cost::default());
         assert_eq!((report.requests, report.rate), (1001, 500.0));
@@ -450,6 +470,7 @@ mod tests {
             "2 x wrong answer: malformed",
             "events     4 /s (7)",
             "conflicts  1",
+            "expired    1 leases, late by p50 250.",
             "p99.99",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
@@ -458,6 +479,9 @@ mod tests {
         assert_eq!(json["ended"], "interrupted");
         assert_eq!(json["errors"]["wrong answer: malformed"], 2);
         assert_eq!(json["open"], serde_json::Value::Null);
+        assert_eq!(json["events"]["expired"], 1);
+        let late = &json["events"]["expired_late_ms"]["max"];
+        assert!((late.as_f64().unwrap() - 250.0).abs() < 1.0);
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Tally {
     pub sent_to_event: Histogram<u64>,
     /// From when a put was acknowledged until then; 0 if the event was first.
     pub ack_to_event: Histogram<u64>,
+    /// How long after they were due leases expired that nobody kept alive.
+    pub expiry: Histogram<u64>,
     /// Compared with what was no longer true.
     pub conflicts: u64,
     /// Seen by watchers.
@@ -94,6 +96,7 @@ impl Tally {
             late: 0,
             sent_to_event: times(3),
             ack_to_event: times(3),
+            expiry: times(3),
             conflicts: 0,
             events: 0,
             errors: BTreeMap::new(),
@@ -148,6 +151,11 @@ impl Tally {
         }
     }
 
+    /// A watcher saw that a lease has expired, so long after it was due.
+    pub fn expired(&mut self, late: Duration) {
+        self.expiry.saturating_record(nanos(late).max(1));
+    }
+
     /// Counts an error; with too many kinds, among the others.
     pub fn add_error(&mut self, kind: String, count: u64) {
         let known = self.errors.contains_key(&kind) || self.errors.len() < KINDS_MAX;
@@ -170,6 +178,7 @@ impl Tally {
         self.late += other.late;
         self.sent_to_event.add(&other.sent_to_event).expect(same);
         self.ack_to_event.add(&other.ack_to_event).expect(same);
+        self.expiry.add(&other.expiry).expect(same);
         self.conflicts += other.conflicts;
         self.events += other.events;
         for (kind, count) in &other.errors {

@@ -1,5 +1,6 @@
-//! The transactions that kube-apiserver makes: each compares the revision that
-//! was seen last, and reads what is there if another one was first.
+//! The transactions that kube-apiserver makes: each compares the revision (or
+//! the version) that was seen last, and reads what is there if another one was
+//! first.
 
 use bytes::Bytes;
 use pontoon_api::etcdserverpb::compare::{CompareTarget, TargetUnion};
@@ -40,6 +41,20 @@ pub fn swap(key: Bytes, revision: i64, value: Bytes, lease: i64) -> TxnRequest {
         ..Default::default()
     });
     if_unchanged(&key, revision, put)
+}
+
+/// Puts if the key was put so many times since it is there.
+#[must_use]
+pub fn advance(key: Bytes, version: i64, value: Bytes) -> TxnRequest {
+    TxnRequest {
+        compare: vec![Compare {
+            target: CompareTarget::Version.into(),
+            key: key.clone(),
+            target_union: Some(TargetUnion::Version(version)),
+            ..Default::default()
+        }],
+        ..swap(key, 0, value, 0)
+    }
 }
 
 /// Puts if the key is not there. Nothing is read if it is.

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use pontoon_api::etcdserverpb::watch_request::RequestUnion;
 use pontoon_api::etcdserverpb::{WatchCreateRequest, WatchRequest};
 
-use super::answers::WatchAnswer;
+use super::answers::{WatchAnswer, deleted_keys};
 use super::connection::{Channel, OpenStream, Rpc};
 use super::failure::Failure;
 use super::fill::framed;
@@ -126,6 +126,14 @@ impl Watcher {
                 let acked = worker.acks().since(answer.first_revision, now);
                 let acked = acked.filter(|_| sent.is_some());
                 worker.tally.lock().events(answer.events, sent, acked);
+            }
+            let expiries = &worker.plan.expiries;
+            if answer.deletes > 0 && !expiries.is_empty() {
+                for key in deleted_keys(&message) {
+                    if let Some(late) = expiries.gone(key?, now) {
+                        worker.tally.lock().expired(late);
+                    }
+                }
             }
             let progress = &self.progress;
             progress

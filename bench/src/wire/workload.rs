@@ -14,6 +14,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::connection::Rpc;
 use super::draw::{Draw, Spread};
+use super::expiries::Expiries;
 use super::failure::Failure;
 use super::k8s::{self, Cluster};
 use super::templates::{Keys, Template};
@@ -151,6 +152,8 @@ pub struct Plan {
     pub revisions: Vec<i64>,
     /// The revisions that old ranges are at: from the one to the other.
     pub history: (i64, i64),
+    /// Leases that were left, and when they are due to expire.
+    pub expiries: Arc<Expiries>,
     /// The control plane that is simulated.
     pub cluster: Option<Arc<Cluster>>,
     /// Encoded once for all clients.

@@ -13,18 +13,18 @@ pub(crate) fn bench() -> Command {
 }
 
 /// Runs words of a command line on a store.
-fn at(store: &Store, line: &str) -> Output {
+pub(crate) fn at(store: &Store, line: &str) -> Output {
     let words = line.split_whitespace();
     let mut command = bench();
     command.args(words).arg("--endpoints").arg(&store.endpoint);
     command.output().unwrap()
 }
 
-fn code(output: &Output) -> i32 {
+pub(crate) fn code(output: &Output) -> i32 {
     output.status.code().unwrap()
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     let out = String::from_utf8_lossy(&output.stdout);
     format!("{out}{}", String::from_utf8_lossy(&output.stderr))
 }
@@ -95,6 +95,21 @@ fn an_open_loop_asks_at_its_rate_and_counts_from_when_it_was_due() {
 }
 
 #[test]
+fn leases_that_are_left_are_seen_to_expire() {
+    let store = Store::start();
+    let line = "run lease --lease-ttl 1 --rate 100 --clients 4 --duration 5s --warm-up 0s --json";
+    let output = at(&store, line);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let events = &report["events"];
+    let (expired, deletes) = (&events["expired"], &events["deletes"]);
+    assert!(expired.as_u64().unwrap() > 0, "{events}");
+    // The others were revoked.
+    assert!(expired.as_u64() < deletes.as_u64(), "{events}");
+    let late = |at: &str| events["expired_late_ms"][at].as_f64().unwrap();
+    assert!(late("p50") > 0.0 && late("p50") <= late("max"), "{events}");
+}
+
+#[test]
 fn a_target_is_held_or_not_and_the_code_says_so() {
     let store = Store::start();
     let few = "--duration 500ms --warm-up 0s --key-space 100";
@@ -135,6 +150,52 @@ fn a_control_plane_is_simulated_and_a_ramp_ends() {
     let ramp = at(&store, line);
     assert_eq!(code(&ramp), 0, "{}", said(&ramp));
     assert!(said(&ramp).contains("At least 20 nodes are carried"));
+}
+
+/// Of a ramp against a store that carries so many nodes. So little is due that
+/// any of it makes a rate that is held, however busy this machine is.
+fn ramp(capacity: usize, more: &str) -> Output {
+    let store = Store::start();
+    store.carries(capacity);
+    let times = "--duration 4s --warm-up 0s --list-every 2s --p99-max 60s";
+    let few = "--nodes 2 --pods-per-node 1 --pod-churn 0";
+    at(&store, &format!("k8s --ramp {few} {times} {more}"))
+}
+
+#[test]
+fn a_ramp_finds_the_knee() {
+    let (knee, lines, none) = std::thread::scope(|scope| {
+        let knee = scope.spawn(|| ramp(3, ""));
+        let lines = scope.spawn(|| ramp(3, "--json"));
+        let none = scope.spawn(|| ramp(0, ""));
+        let done = (knee.join(), lines.join(), none.join());
+        (done.0.unwrap(), done.1.unwrap(), done.2.unwrap())
+    });
+    assert_eq!(code(&knee), 0, "{}", said(&knee));
+    let text = String::from_utf8_lossy(&knee.stdout).into_owned();
+    assert_eq!(text, "3 nodes are carried, 4 are not.\n", "{}", said(&knee));
+    for part in [
+        "2 nodes: carried",
+        "4 nodes: NOT CARRIED",
+        "3 nodes: carried",
+    ] {
+        assert!(said(&knee).contains(part), "{part}: {}", said(&knee));
+    }
+    assert_eq!(code(&lines), 0, "{}", said(&lines));
+    let text = String::from_utf8_lossy(&lines.stdout).into_owned();
+    let steps: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let tried: Vec<_> = steps
+        .iter()
+        .map(|step| (step["nodes"].as_u64().unwrap(), step["refused"].is_null()))
+        .collect();
+    assert_eq!(tried, [(2, true), (4, false), (3, true)], "{text}");
+    let why = steps[1]["refused"].as_str().unwrap();
+    assert!(why.contains("requests failed"), "{why}");
+    assert_eq!(code(&none), 1, "{}", said(&none));
+    assert!(said(&none).contains("Not even 1 nodes are carried."));
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod command;
+mod compaction;
 mod pages;
 mod references;
 mod store;

@@ -1,9 +1,11 @@
 //! A store in memory that speaks as much of etcd's API as the loads ask for.
 //! It has no history: what is asked at an old revision is answered as of now.
+//! A lease that was never kept alive never expires.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
@@ -18,8 +20,11 @@ use pontoon_api::etcdserverpb::*;
 use pontoon_api::mvccpb::event::EventType;
 use pontoon_api::mvccpb::{Event, KeyValue};
 use prost::Message;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
 
 /// A store that runs until it is dropped.
 pub(crate) struct Store {
@@ -32,27 +37,48 @@ pub(crate) struct Store {
 struct State {
     keys: Mutex<Keys>,
     refuses: AtomicBool,
+    /// With more nodes than this, what reads fails.
+    nodes_max: OnceLock<usize>,
+    /// Who may ask, with the password; anybody if there is none.
+    user: Option<(&'static str, &'static str)>,
 }
+
+/// What those get who have told the password.
+const TOKEN: &str = "a token";
 
 #[derive(Default)]
 struct Keys {
     revision: i64,
-    lease: i64,
+    /// By number: how long each lives, and its signs of life.
+    leases: Vec<(i64, u64)>,
     kvs: BTreeMap<Bytes, KeyValue>,
     watchers: Vec<(Bytes, Bytes, mpsc::UnboundedSender<WatchResponse>)>,
 }
 
 impl Store {
     pub(crate) fn start() -> Self {
+        Self::behind(None, None)
+    }
+
+    /// One that answers only over TLS, or only those who know a password.
+    pub(crate) fn behind(
+        tls: Option<Arc<ServerConfig>>,
+        user: Option<(&'static str, &'static str)>,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let state = Arc::new(State::default());
-        runtime.spawn(serve(listener, state.clone()));
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoint = format!("{scheme}://{}", listener.local_addr().unwrap());
+        let state = Arc::new(State {
+            user,
+            ..State::default()
+        });
+        let tls = tls.map(TlsAcceptor::from);
+        runtime.spawn(serve(listener, tls, state.clone()));
         Self {
             endpoint,
             state,
@@ -65,25 +91,84 @@ impl Store {
         self.state.refuses.store(true, Ordering::Relaxed);
     }
 
+    /// It carries so many nodes of a simulated cluster: with more, whoever
+    /// lists is refused.
+    pub(crate) fn carries(&self, nodes: usize) {
+        self.state.nodes_max.set(nodes).unwrap();
+    }
+
+    /// A key's value and version.
+    pub(crate) fn get(&self, key: &str) -> Option<(Bytes, i64)> {
+        let keys = self.state.keys.lock();
+        let kv = keys.kvs.get(key.as_bytes())?;
+        Some((kv.value.clone(), kv.version))
+    }
+
     pub(crate) fn keys(&self) -> usize {
         self.state.keys.lock().kvs.len()
     }
 }
 
-async fn serve(listener: TcpListener, state: Arc<State>) {
+impl State {
+    fn is_overloaded(&self) -> bool {
+        let Some(max) = self.nodes_max.get() else {
+            return false;
+        };
+        let keys = self.keys.lock();
+        let is_node = |key: &&Bytes| key.windows(9).any(|part| part == b"/minions/");
+        keys.kvs.keys().filter(is_node).count() > *max
+    }
+
+    /// What a request of somebody unknown is answered with, unless it is by
+    /// somebody known.
+    fn turns_away(&self, path: &str, token: Option<&str>, message: &[u8]) -> Option<Answer> {
+        let (name, password) = self.user?;
+        if path.ends_with("/Authenticate") {
+            let request = AuthenticateRequest::decode(message).unwrap();
+            let is_known = (request.name.as_str(), request.password.as_str()) == (name, password);
+            let response = AuthenticateResponse {
+                token: TOKEN.to_owned(),
+                ..Default::default()
+            };
+            return Some(match is_known {
+                true => (Some(response.encode_to_vec()), "0"),
+                false => (None, "3"),
+            });
+        }
+        (token != Some(TOKEN)).then_some((None, "16"))
+    }
+}
+
+/// A message, and gRPC's status.
+type Answer = (Option<Vec<u8>>, &'static str);
+
+async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<State>) {
     while let Ok((socket, _)) = listener.accept().await {
-        let state = state.clone();
+        let (state, tls) = (state.clone(), tls.clone());
         tokio::spawn(async move {
-            let mut connection = h2::server::handshake(socket).await.unwrap();
-            while let Some(Ok((request, respond))) = connection.accept().await {
-                tokio::spawn(answer(request, respond, state.clone()));
+            match tls {
+                None => talk(socket, state).await,
+                Some(tls) => {
+                    // Who doesn't trust us, or whom we don't trust, is gone.
+                    if let Ok(socket) = tls.accept(socket).await {
+                        talk(socket, state).await;
+                    }
+                }
             }
         });
     }
 }
 
+async fn talk(socket: impl AsyncRead + AsyncWrite + Unpin, state: Arc<State>) {
+    let mut connection = h2::server::handshake(socket).await.unwrap();
+    while let Some(Ok((request, respond))) = connection.accept().await {
+        tokio::spawn(answer(request, respond, state.clone()));
+    }
+}
+
 async fn answer(request: Request<RecvStream>, respond: SendResponse<Bytes>, state: Arc<State>) {
     let path = request.uri().path().to_owned();
+    let token = request.headers().get("token").cloned();
     let mut body = request.into_body();
     let mut bytes = BytesMut::new();
     let is_watch = path.ends_with("/Watch");
@@ -95,11 +180,25 @@ async fn answer(request: Request<RecvStream>, respond: SendResponse<Bytes>, stat
         }
     }
     let message = &bytes[5..];
-    if state.refuses.load(Ordering::Relaxed) {
+    let token = token.as_ref().map(|token| token.to_str().unwrap());
+    if let Some((answer, status)) = state.turns_away(&path, token, message) {
+        return end(respond, answer, status);
+    }
+    let is_list = path.ends_with("/Range");
+    if state.refuses.load(Ordering::Relaxed) || (is_list && state.is_overloaded()) {
         return end(respond, None, "14");
     }
     if is_watch {
         return watch(WatchRequest::decode(message).unwrap(), respond, &state).await;
+    }
+    if path.ends_with("/LeaseKeepAlive") {
+        let id = LeaseKeepAliveRequest::decode(message).unwrap().id;
+        let (ttl_secs, signs) = state.keys.lock().keep_alive(id);
+        let state = state.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(ttl_secs.cast_unsigned())).await;
+            state.keys.lock().expire(id, signs);
+        });
     }
     let answer = state.keys.lock().answer(&path, message);
     end(respond, Some(answer), "0");
@@ -173,33 +272,70 @@ impl Keys {
                 DeleteRangeResponse::default().encode_to_vec()
             }
             "LeaseGrant" => {
-                self.lease += 1;
+                let ttl = LeaseGrantRequest::decode(message).unwrap().ttl;
+                self.leases.push((ttl, 0));
                 let response = LeaseGrantResponse {
-                    id: self.lease,
-                    ttl: 10,
+                    id: self.leases.len() as i64,
+                    ttl,
                     ..Default::default()
                 };
                 response.encode_to_vec()
             }
             "LeaseKeepAlive" => {
+                let id = LeaseKeepAliveRequest::decode(message).unwrap().id;
                 let response = LeaseKeepAliveResponse {
-                    ttl: 10,
+                    ttl: self.lease(id).0,
                     ..Default::default()
                 };
                 response.encode_to_vec()
             }
-            "LeaseRevoke" | "Compact" => Vec::new(),
+            "LeaseRevoke" => {
+                self.end_lease(LeaseRevokeRequest::decode(message).unwrap().id);
+                Vec::new()
+            }
+            "Compact" => Vec::new(),
             other => panic!("nobody should ask {other}"),
         }
     }
 
+    fn lease(&mut self, id: i64) -> &mut (i64, u64) {
+        &mut self.leases[usize::try_from(id).unwrap() - 1]
+    }
+
+    /// How long it lives now, and how many signs of life there were.
+    fn keep_alive(&mut self, id: i64) -> (i64, u64) {
+        let lease = self.lease(id);
+        lease.1 += 1;
+        *lease
+    }
+
+    /// Ends a lease, unless there was another sign of life.
+    fn expire(&mut self, id: i64, signs: u64) {
+        if self.lease(id).1 == signs {
+            self.end_lease(id);
+        }
+    }
+
+    fn end_lease(&mut self, id: i64) {
+        let attached = self.kvs.values().filter(|kv| kv.lease == id);
+        let keys: Vec<_> = attached.map(|kv| kv.key.clone()).collect();
+        for key in keys {
+            self.revision += 1;
+            self.delete(&DeleteRangeRequest {
+                key,
+                ..Default::default()
+            });
+        }
+    }
+
     fn put(&mut self, put: PutRequest) {
+        let before = self.kvs.get(&put.key);
         let kv = KeyValue {
             key: put.key.clone(),
             value: put.value,
             mod_revision: self.revision,
-            create_revision: self.revision,
-            version: 1,
+            create_revision: before.map_or(self.revision, |kv| kv.create_revision),
+            version: before.map_or(1, |kv| kv.version + 1),
             lease: put.lease,
         };
         self.tell(EventType::Put, kv.clone());
@@ -263,11 +399,14 @@ impl Keys {
 
     fn txn(&mut self, txn: TxnRequest) -> TxnResponse {
         let holds = |compare: &Compare| {
-            let Some(TargetUnion::ModRevision(revision)) = compare.target_union else {
-                panic!("loads compare revisions");
-            };
             let there = self.kvs.get(&compare.key);
-            there.map_or(0, |kv| kv.mod_revision) == revision
+            match compare.target_union {
+                Some(TargetUnion::ModRevision(revision)) => {
+                    there.map_or(0, |kv| kv.mod_revision) == revision
+                }
+                Some(TargetUnion::Version(version)) => there.map_or(0, |kv| kv.version) == version,
+                _ => panic!("loads compare revisions and versions"),
+            }
         };
         let succeeded = txn.compare.iter().all(holds);
         let ops = if succeeded { txn.success } else { txn.failure };

@@ -3,7 +3,8 @@
 //!
 //! Kept true: a put's time counts from the moment at which it was to arrive,
 //! whatever held it up, and one that was never taken counts with what it had
-//! waited. So a disk that stops for a second is seen by all who came meanwhile.
+//! waited. So a disk that stops for a second is seen by all who came meanwhile,
+//! and one that has not come back when the time is up is seen, too.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -83,7 +84,8 @@ pub(crate) struct Outcome {
     /// Puts per second that were to come, if that was fixed.
     pub(crate) offered: Option<f64>,
     pub(crate) durable: u64,
-    /// Puts that were due and were not even handed over when time was up.
+    /// Puts that were due and were not even handed over when time was up, or
+    /// were given up when everything had to end.
     pub(crate) left: u64,
     pub(crate) elapsed: Duration,
     pub(crate) stalls: Vec<Stall>,
@@ -113,6 +115,11 @@ impl Outcome {
 
     pub(crate) fn puts_per_commit(&self) -> f64 {
         self.durable as f64 / self.commit_count.max(1) as f64
+    }
+
+    /// Whether anything is known: something became durable, or it didn't.
+    pub(crate) fn tells(&self) -> bool {
+        self.durable > 0 || !self.stalls.is_empty()
     }
 
     /// Whether the rate was held: hardly more was left behind than gathers
@@ -185,13 +192,13 @@ impl Log {
         }
     }
 
-    pub(crate) fn close(self) -> Result<(), DiskError> {
+    pub(crate) fn close(self, stop: &Stop) -> Result<(), DiskError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()
             .map_err(DiskError::Machine)?;
         runtime.block_on(async {
-            tokio::time::timeout(PATIENCE, self.wal.close())
+            tokio::time::timeout(stop.patience(PATIENCE), self.wal.close())
                 .await
                 .map_err(|_| DiskError::Stuck)
         })
@@ -333,8 +340,11 @@ impl<'a> Run<'a> {
             }
         }
         while !self.flights.is_empty() {
-            let ended = self.ended.recv_timeout(PATIENCE);
-            last = self.complete(ended.map_err(|_| DiskError::Stuck)?)?;
+            match self.ended.recv_timeout(stop.patience(PATIENCE)) {
+                Ok(ended) => last = self.complete(ended)?,
+                Err(_) if stop.is_past() => last = self.abandon(),
+                Err(_) => return Err(DiskError::Stuck),
+            }
         }
         self.leave();
         self.sum_up_second();
@@ -440,6 +450,33 @@ impl<'a> Run<'a> {
             return Err(DiskError::Failed(reason));
         }
         let at = ended.at;
+        self.end_stall(at);
+        self.enter_second(at);
+        self.count_flight(&flight, at);
+        if let Arrivals::Clients(_) = self.load.arrivals {
+            self.ready.push_back((at, flight.count));
+        }
+        self.out.durable += flight.count;
+        if let Some(second) = self.out.seconds.last_mut() {
+            second.puts += flight.count;
+        }
+        Ok(at)
+    }
+
+    /// Nobody waits any longer for what is on its way: it took until now at
+    /// least. Returns when that is.
+    fn abandon(&mut self) -> Instant {
+        let now = Instant::now();
+        self.end_stall(now);
+        for flight in std::mem::take(&mut self.flights) {
+            self.count_flight(&flight, now);
+            self.out.left += flight.count;
+        }
+        now
+    }
+
+    /// Something became durable, or is no longer waited for.
+    fn end_stall(&mut self, at: Instant) {
         let stalled = at.saturating_duration_since(self.progress);
         if stalled > HEARTBEAT {
             self.out.stalls.push(Stall {
@@ -448,10 +485,11 @@ impl<'a> Run<'a> {
             });
         }
         self.progress = self.progress.max(at);
-        self.enter_second(at);
-        self.out
-            .commits
-            .add(at.saturating_duration_since(flight.handed));
+    }
+
+    fn count_flight(&mut self, flight: &Flight, at: Instant) {
+        let commit = at.saturating_duration_since(flight.handed);
+        self.out.commits.add(commit);
         match self.load.arrivals {
             Arrivals::Rate(rate) => {
                 for put in flight.first..flight.first + flight.count {
@@ -460,17 +498,11 @@ impl<'a> Run<'a> {
                 }
             }
             Arrivals::Clients(_) => {
-                for (since, count) in flight.due {
-                    (0..count).for_each(|_| self.count(at.saturating_duration_since(since)));
+                for (since, count) in &flight.due {
+                    (0..*count).for_each(|_| self.count(at.saturating_duration_since(*since)));
                 }
-                self.ready.push_back((at, flight.count));
             }
         }
-        self.out.durable += flight.count;
-        if let Some(second) = self.out.seconds.last_mut() {
-            second.puts += flight.count;
-        }
-        Ok(at)
     }
 
     fn count(&mut self, time: Duration) {
@@ -509,7 +541,7 @@ impl<'a> Run<'a> {
             let since = moment(self.start, put, rate);
             self.out.puts.add(self.end.saturating_duration_since(since));
         }
-        self.out.left = due;
+        self.out.left += due;
     }
 }
 
@@ -544,7 +576,7 @@ mod tests {
     use crate::disk::slow::SlowDisk;
 
     /// Loads a disk on which every commit takes at least so long.
-    fn loaded(extra: Duration, arrivals: Arrivals) -> Outcome {
+    fn loaded_until(stop: &Stop, extra: Duration, arrivals: Arrivals) -> Outcome {
         let dir = tempfile::tempdir().unwrap();
         let real = RealDisk::new(Backend::Auto, dir.path()).unwrap();
         let mut config = Config::new(dir.path(), 1);
@@ -557,9 +589,33 @@ mod tests {
             purge: true,
             bytes_max: u64::MAX,
         };
-        let outcome = log.run(&load, &Stop::default()).unwrap();
-        log.close().unwrap();
+        let outcome = log.run(&load, stop).unwrap();
+        // It may not be done when the time is up.
+        let closed = log.close(stop);
+        assert!(closed.is_ok() || stop.is_past());
         outcome
+    }
+
+    fn loaded(extra: Duration, arrivals: Arrivals) -> Outcome {
+        loaded_until(&Stop::default(), extra, arrivals)
+    }
+
+    #[test]
+    fn a_disk_that_does_not_come_back_is_not_waited_for() {
+        for arrivals in [Arrivals::Clients(4), Arrivals::Rate(100.0)] {
+            let stop = Stop::default();
+            stop.is_due_at(Instant::now() + Duration::from_secs(1));
+            let began = Instant::now();
+            let outcome = loaded_until(&stop, Duration::from_secs(600), arrivals);
+            assert!(began.elapsed() < Duration::from_secs(120));
+            assert_eq!(outcome.durable, 0);
+            assert!(outcome.left > 0);
+            assert_eq!(outcome.stalls.len(), 1);
+            assert!(outcome.tells());
+            // What they had waited by then is known.
+            assert!(outcome.puts.percentile(100.0) >= Duration::from_millis(300));
+            assert!(outcome.commits.percentile(100.0) >= Duration::from_millis(300));
+        }
     }
 
     #[test]

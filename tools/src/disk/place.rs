@@ -6,12 +6,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::StatVfsMountFlags;
+
 use crate::disk::DiskError;
 use crate::disk::stop::Stop;
 use crate::output::{say, size};
 
 /// What must stay free beside what is needed.
 const SPARE_BYTES: u64 = 64 << 20;
+/// How often a directory is removed again that was not empty after all.
+const REMOVED_AGAIN_MAX: usize = 3;
 
 /// A directory that goes.
 pub(crate) struct Place {
@@ -23,6 +27,7 @@ impl Place {
     /// Makes a directory in `parent`, if that has room for `bytes`.
     pub(crate) fn in_dir(parent: &Path, bytes: u64, stop: &Stop) -> Result<Self, DiskError> {
         check_dir(parent)?;
+        check_writable(parent)?;
         let free = free_bytes(parent)?;
         let needed = bytes + SPARE_BYTES;
         if free < needed {
@@ -52,7 +57,17 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.dir)
+        // A log that nobody waited for may be making a file right now.
+        let mut removed = std::fs::remove_dir_all(&self.dir);
+        for _ in 0..REMOVED_AGAIN_MAX {
+            match &removed {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    removed = std::fs::remove_dir_all(&self.dir);
+                }
+                _ => break,
+            }
+        }
+        if let Err(error) = removed
             && error.kind() != io::ErrorKind::NotFound
         {
             say(&format!(
@@ -68,6 +83,18 @@ pub(crate) fn check_dir(dir: &Path) -> Result<(), DiskError> {
     let found = std::fs::metadata(dir).map_err(|error| DiskError::at(dir, error))?;
     if !found.is_dir() {
         return Err(DiskError::NotADirectory(dir.to_owned()));
+    }
+    Ok(())
+}
+
+/// Says in words what would fail later, or look like a full disk.
+fn check_writable(dir: &Path) -> Result<(), DiskError> {
+    let found = rustix::fs::statvfs(dir).map_err(|error| DiskError::at(dir, error.into()))?;
+    if found.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(DiskError::ReadOnly(dir.to_owned()));
+    }
+    if found.f_blocks == 0 {
+        return Err(DiskError::NoDisk(dir.to_owned()));
     }
     Ok(())
 }

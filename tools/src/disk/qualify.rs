@@ -1,8 +1,9 @@
 //! The qualification: one phase after the other, within its time and bytes.
 //!
 //! Kept true: what a phase found is in the report as soon as it has ended, so
-//! whatever ends the next one, nothing that is known is lost; the log that is
-//! loaded is set as a server sets it.
+//! whatever ends the next one, nothing that is known is lost; a disk that stands
+//! still doesn't make it longer than planned; the log that is loaded is set as a
+//! server sets it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -129,6 +130,11 @@ impl Plan {
         (448 << 20) + self.recovery_bytes
     }
 
+    /// When all is over, whatever the disk does; a soak takes what it takes.
+    fn most(&self) -> Duration {
+        self.total + self.sustained.saturating_sub(Self::FULL.sustained)
+    }
+
     /// Phases and their shares of the time.
     fn whole(&self) -> Duration {
         self.idle
@@ -154,12 +160,14 @@ pub(crate) struct Qualification<'a> {
 impl<'a> Qualification<'a> {
     pub(crate) fn new(settings: &'a Settings, stop: &Stop) -> Self {
         let plan = settings.plan;
+        let began = Instant::now();
+        stop.is_due_at(began + plan.most());
         Self {
             settings,
             plan,
             stop: stop.clone(),
             progress: Progress::new(plan.whole()),
-            began: Instant::now(),
+            began,
             report: Report {
                 version: VERSION,
                 tool: format!("pontoonctl {}", env!("CARGO_PKG_VERSION")),
@@ -184,6 +192,12 @@ impl<'a> Qualification<'a> {
             self.report.ended_early = Some(error.to_string());
         } else if self.bytes_left() == 0 {
             self.report.ended_early = Some("--max-bytes was reached".to_owned());
+        } else if self.left().is_zero() && self.report.tuning.is_none() {
+            let what = "the time was up before everything was measured";
+            self.report.doubts.push(Doubt {
+                durability: false,
+                what: what.to_owned(),
+            });
         }
         doubt::look(&mut self.report);
         self.report.verdict = judge(&self.report, self.settings.nodes);
@@ -207,7 +221,7 @@ impl<'a> Qualification<'a> {
         log.settle(&logs, &self.stop, millis(4000));
         let phases = self.loads(dir, &mut log);
         // The directory goes next: nobody may write into it any more.
-        let closed = log.close();
+        let closed = self.close(log);
         phases?;
         closed?;
         if self.is_over() {
@@ -245,10 +259,17 @@ impl<'a> Qualification<'a> {
         self.stop.is_interrupted() || self.bytes_left() == 0 || self.left().is_zero()
     }
 
-    /// Time that is left in all; a soak takes what it takes.
+    /// Time that is left in all.
     fn left(&self) -> Duration {
-        let soak = self.plan.sustained.saturating_sub(Plan::FULL.sustained);
-        (self.plan.total + soak).saturating_sub(self.began.elapsed())
+        self.plan.most().saturating_sub(self.began.elapsed())
+    }
+
+    /// Closes a log, unless that would take longer than there is time.
+    fn close(&self, log: Log) -> Result<(), DiskError> {
+        match log.close(&self.stop) {
+            Err(DiskError::Stuck) if self.left().is_zero() => Ok(()),
+            closed => closed,
+        }
     }
 
     /// So long, unless that would leave too little for what comes after.
@@ -280,7 +301,7 @@ impl<'a> Qualification<'a> {
     fn load(&self, arrivals: Arrivals, time: Duration) -> Load {
         Load {
             arrivals,
-            time,
+            time: time.min(self.left()),
             put_bytes: self.report.put_bytes,
             purge: true,
             bytes_max: self.bytes_left(),
@@ -298,7 +319,7 @@ impl<'a> Qualification<'a> {
         self.progress.phase("one put at a time");
         let flushes = self.report.machine.flushes();
         let outcome = self.drive(log, &self.load(Arrivals::Clients(1), self.plan.idle))?;
-        if outcome.durable == 0 {
+        if !outcome.tells() {
             return Ok(());
         }
         if let (Some(before), Some(after)) = (flushes, self.report.machine.flushes()) {
@@ -441,7 +462,7 @@ impl<'a> Qualification<'a> {
         let outcome = self.drive(log, &load);
         let (_tree, done) = beside.end()?;
         let outcome = outcome?;
-        if outcome.durable > 0 {
+        if outcome.tells() {
             self.report.stalls.add(&outcome);
             self.report.mixed = Some(Mixed {
                 phase: Phase::of(&outcome),
@@ -459,7 +480,7 @@ impl<'a> Qualification<'a> {
         self.progress.phase("the same rate for a while");
         let load = self.load(Arrivals::Rate(rate), self.within(self.plan.sustained));
         let outcome = self.drive(log, &load)?;
-        if outcome.durable > 0 {
+        if outcome.tells() {
             self.report.stalls.add(&outcome);
             self.report.sustained = Some(Sustained::of(&outcome));
         }
@@ -481,15 +502,15 @@ impl<'a> Qualification<'a> {
             )
         };
         let written = self.drive(&mut log, &load);
-        log.close()?;
+        self.close(log)?;
         let written = written?;
-        if self.stop.is_interrupted() {
+        if self.stop.is_interrupted() || self.left().is_zero() {
             return Ok(());
         }
         let began = Instant::now();
         let (log, _) = Log::open(Config::new(dir, 1), Arc::clone(&disk))?;
         let open_ms = began.elapsed().as_secs_f64() * 1e3;
-        log.close()?;
+        self.close(log)?;
         let began = Instant::now();
         inspect::inspect(&*disk, dir, Depth::Everything)?;
         let seconds = began.elapsed().as_secs_f64().max(1e-9);
@@ -527,7 +548,11 @@ impl<'a> Qualification<'a> {
                 ..load
             };
             let outcome = self.drive(&mut log, &load);
-            log.close()?;
+            self.close(log)?;
+            if self.left().is_zero() {
+                outcome?;
+                break;
+            }
             std::fs::remove_dir_all(&dir).map_err(|error| DiskError::at(&dir, error))?;
             let outcome = outcome?;
             took = began.elapsed();

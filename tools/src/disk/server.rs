@@ -69,9 +69,10 @@ impl Trial {
         };
         if let Ok(Some(server)) = started {
             // One that hangs in a disk goes with the process.
-            let _ = runtime.block_on(async { tokio::time::timeout(STOP_MAX, server.stop()).await });
+            let within = stop.patience(STOP_MAX);
+            let _ = runtime.block_on(async { tokio::time::timeout(within, server.stop()).await });
         }
-        runtime.shutdown_timeout(STOP_MAX);
+        runtime.shutdown_timeout(stop.patience(STOP_MAX));
         served.map(|served| served.filter(|_| !stop.is_interrupted()))
     }
 

@@ -28,6 +28,8 @@ const ENTRY_PUTS: usize = 128;
 /// Between two checkpoints beside the log: less than in a server, so that
 /// there are several in a few seconds.
 const CHECKPOINT_EVERY: Duration = Duration::from_millis(700);
+/// How long a checkpoint may take that is under way at the end.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Revisions that are kept.
 const HISTORY: i64 = 50_000;
 /// How much faster than this the tree beside the log is not written.
@@ -41,6 +43,7 @@ pub(crate) struct Tree {
     revision: i64,
     ticket: u32,
     tended: Option<std::sync::mpsc::Receiver<()>>,
+    stop: Stop,
 }
 
 impl Tree {
@@ -80,6 +83,7 @@ impl Tree {
             revision: 1,
             ticket: 0,
             tended: Some(tended),
+            stop: stop.clone(),
         };
         for first in (0..KEYS).step_by(1000) {
             if stop.is_interrupted() {
@@ -200,7 +204,7 @@ impl Drop for Tree {
         self.store.close();
         if let Some(tended) = self.tended.take() {
             // A checkpoint that is under way writes into the directory still.
-            let _ = tended.recv_timeout(Duration::from_secs(30));
+            let _ = tended.recv_timeout(self.stop.patience(PATIENCE));
         }
     }
 }

@@ -238,7 +238,45 @@ fn no_permission_is_said() {
     // Root may write anywhere, except where nobody may.
     let found = asked(Path::new("/proc"), &["--quick"]);
     assert_eq!(found.code, 2);
-    assert!(found.err.contains("/proc"), "{}", found.err);
+    let words = "/proc is not on a disk";
+    assert!(found.err.contains(words), "{}", found.err);
+    assert!(found.out.is_empty(), "{}", found.out);
+    let found = asked(Path::new("/proc"), &["--compat", "ibm"]);
+    assert_eq!(found.code, 2);
+    assert!(found.err.contains(words), "{}", found.err);
+}
+
+/// A disk that stands still for seconds, again and again, and one that doesn't
+/// come back: neither makes a quick run a long one.
+#[test]
+fn a_disk_that_stands_still_is_not_waited_for() {
+    let (slow, gone) = (tempdir().unwrap(), tempdir().unwrap());
+    let began = Instant::now();
+    let on =
+        |dir: &Path, delay: &str| asked(dir, &["--quick", "--json", "--rehearse-delay", delay]);
+    let (slow_found, gone_found) = std::thread::scope(|scope| {
+        let slow = scope.spawn(|| on(slow.path(), "4s"));
+        let gone = scope.spawn(|| on(gone.path(), "10m"));
+        (slow.join().unwrap(), gone.join().unwrap())
+    });
+    // The promise is 30 s; a machine that does other things gets more.
+    assert!(began.elapsed() < Duration::from_secs(90));
+    let report = json(&slow_found.out);
+    // On a machine without time for a single rate it can't tell.
+    let (fitness, code) = match report["sweep"].is_object() {
+        true => ("unfit", 1),
+        false => ("unknown", 2),
+    };
+    assert_eq!(report["verdict"]["fitness"], fitness, "{}", slow_found.out);
+    assert_eq!(slow_found.code, code);
+    assert!(report["stalls"]["over_election"].as_u64().unwrap() > 0);
+    let report = json(&gone_found.expect(2));
+    assert_eq!(report["verdict"]["fitness"], "unknown");
+    assert!(report["stalls"]["longest_ms"].as_f64().unwrap() > 1000.0);
+    let notes = report["doubts"].to_string();
+    assert!(notes.contains("the time was up"), "{notes}");
+    is_empty(slow.path());
+    is_empty(gone.path());
 }
 
 struct Witnessed {

@@ -57,7 +57,7 @@ impl Ramp {
         stepped: &mut dyn FnMut(&Step),
     ) -> (Vec<Step>, Option<Failure>) {
         let mut steps: Vec<Step> = Vec::new();
-        while let Some(nodes) = self.next(&steps) {
+        while let Some(nodes) = self.next(Self::knee(&steps)) {
             let settings = with_cluster(settings, cluster.with_nodes(nodes));
             let done = run(&settings, Workload::K8s, stop, &mut |now| told(nodes, now));
             let report = match done {
@@ -111,9 +111,10 @@ impl Ramp {
         (carried.map(|step| step.nodes).max(), least)
     }
 
-    /// What to try next; none if the knee is found.
-    fn next(&self, steps: &[Step]) -> Option<u64> {
-        match Self::knee(steps) {
+    /// What to try next, after the most that was carried and the least that
+    /// was not; none if that is fine enough.
+    fn next(&self, knee: (Option<u64>, Option<u64>)) -> Option<u64> {
+        match knee {
             (None, None) => Some(self.nodes_min),
             (Some(most), None) if most >= self.nodes_max => None,
             (Some(most), None) => Some((most * 2).min(self.nodes_max)),
@@ -145,4 +146,131 @@ pub fn write_latency(report: &Report) -> Histogram<u64> {
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::cost::Cost;
+    use super::super::super::report::Shape;
+    use super::super::super::tally::Tally;
+    use super::super::super::workload::Outcome;
+    use super::super::CLASSES;
+    use super::*;
+
+    /// What was measured in a second in which so many were due: renewals that
+    /// took so long, and failures.
+    fn report(ended: Ended, due: u32, took: &[Duration], failures: u64) -> Report {
+        let mut tally = Tally::new(CLASSES.len());
+        for took in took {
+            tally.answered(class::RENEWAL, Outcome::Written(1), *took, true);
+        }
+        // What nobody writes is not judged.
+        let slow = Duration::from_secs(9);
+        tally.answered(class::PAGE, Outcome::Read, slow, true);
+        if failures > 0 {
+            tally.add_error("Unavailable".to_owned(), failures);
+        }
+        let shape = Shape {
+            workload: "k8s",
+            classes: &CLASSES,
+            endpoints: Vec::new(),
+            clients: 1,
+            connections: 1,
+            threads: 1,
+            setup: String::new(),
+            watchers: 0,
+            deletes: 0,
+            open: Some((f64::from(due), 0)),
+            ended,
+            samples: Vec::new(),
+        };
+        Report::of(&tally, Duration::from_secs(1), shape, Cost::default())
+    }
+
+    const fn ramp(nodes_min: u64, nodes_max: u64) -> Ramp {
+        Ramp {
+            nodes_min,
+            nodes_max,
+            p99_max: Duration::from_millis(100),
+        }
+    }
+
+    /// Searches a store that carries so many nodes: how many were tried, and
+    /// the knee.
+    fn search(ramp: &Ramp, capacity: u64) -> (usize, (Option<u64>, Option<u64>)) {
+        let (mut tried, mut most, mut least) = (Vec::new(), None, None);
+        while let Some(nodes) = ramp.next((most, least)) {
+            assert!((1..=ramp.nodes_max).contains(&nodes));
+            assert!(!tried.contains(&nodes), "{nodes} nodes are tried again");
+            tried.push(nodes);
+            match nodes <= capacity {
+                true => most = most.max(Some(nodes)),
+                false => least = Some(least.map_or(nodes, |least: u64| least.min(nodes))),
+            }
+        }
+        (tried.len(), (most, least))
+    }
+
+    #[test]
+    fn the_knee_is_found_wherever_it_is() {
+        for (nodes_min, nodes_max) in [(100, 10_000), (1, 10_000), (7, 7), (5000, 999_999)] {
+            let ramp = ramp(nodes_min, nodes_max);
+            for capacity in (0..300).chain([999, 5000, 9999, 10_000, 77_777]) {
+                let (tried, knee) = search(&ramp, capacity);
+                let about = format!("{capacity} of {nodes_min} to {nodes_max}: {knee:?}");
+                match knee {
+                    (None, Some(1)) => assert_eq!(capacity, 0, "{about}"),
+                    (Some(most), None) => {
+                        assert!(most == nodes_max && capacity >= nodes_max, "{about}");
+                    }
+                    (Some(most), Some(least)) => {
+                        assert!(most <= capacity && capacity < least, "{about}");
+                        let is_fine = least as f64 <= most as f64 * FINE;
+                        assert!(is_fine || least == most + 1, "{about}");
+                    }
+                    _ => panic!("{about}"),
+                }
+                assert!(tried <= 25, "{about} took {tried} steps");
+            }
+        }
+    }
+
+    #[test]
+    fn steps_make_the_knee() {
+        let ramp = ramp(30, 100);
+        assert_eq!(Ramp::knee(&[]), (None, None));
+        assert_eq!(ramp.next((None, None)), Some(30));
+        let step = |(nodes, failures)| ramp.judge(nodes, report(Ended::Done, 0, &[], failures));
+        let steps = [(30, 0), (60, 0), (100, 1), (80, 2)].map(step);
+        assert_eq!(Ramp::knee(&steps), (Some(60), Some(80)));
+        assert_eq!(Ramp::knee(&steps[2..]), (None, Some(80)));
+    }
+
+    #[test]
+    fn every_refusal_says_why() {
+        let ms = Duration::from_millis;
+        let judged = |report| ramp(1, 1).judge(1, report).refused;
+        let soon = [ms(5); 200];
+        assert_eq!(judged(report(Ended::Done, 200, &soon, 0)), None);
+        let refused = |report, text: &str| {
+            let why = judged(report).expect("it is refused");
+            assert!(why.contains(text), "{text:?} is not in {why:?}");
+        };
+        refused(
+            report(Ended::Stalled, 200, &soon, 3),
+            "nothing was answered any more",
+        );
+        refused(report(Ended::Done, 900, &soon, 3), "3 requests failed");
+        refused(
+            report(Ended::Done, 900, &[ms(500); 200], 0),
+            "900 /s were due, 201 /s answered",
+        );
+        refused(
+            report(Ended::Done, 200, &[ms(500); 200], 0),
+            "ms, above 100 ms",
+        );
+        let mut some = [ms(5); 200];
+        some[0] = ms(500);
+        assert_eq!(judged(report(Ended::Done, 200, &some, 0)), None);
+    }
 }

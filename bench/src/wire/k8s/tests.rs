@@ -60,6 +60,7 @@ fn actors_ask_at_the_rates_of_the_cluster() {
         origin: std::time::Instant::now(),
         revisions: Vec::new(),
         history: (0, 0),
+        expiries: Arc::default(),
         cluster: None,
         puts: OnceLock::new(),
         swaps: OnceLock::new(),

@@ -1,7 +1,9 @@
 //! Clients that live by leases.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use pontoon_api::etcdserverpb::{
     LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, PutRequest,
 };
@@ -10,6 +12,7 @@ use rand::rngs::SmallRng;
 
 use super::super::answers::{lease, lease_ttl, revision};
 use super::super::connection::Rpc;
+use super::super::expiries::Expiries;
 use super::super::failure::Failure;
 use super::super::fill::framed;
 use super::super::templates::{Keys, with_stamp};
@@ -25,6 +28,9 @@ pub(super) const CLASSES: [(&str, bool); 4] = [
 
 /// Signs of life before a lease is revoked or left.
 const SIGNS: u32 = 3;
+
+/// As values tell time.
+const SECOND: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -43,6 +49,11 @@ pub(super) struct Leases {
     rng: SmallRng,
     step: Step,
     lease: i64,
+    /// What is attached to it.
+    key: Bytes,
+    /// When the last sign of life was sent.
+    sign: u64,
+    expiries: Arc<Expiries>,
     /// Leases that it had; every second one is left to expire.
     had: u64,
 }
@@ -59,6 +70,9 @@ impl Leases {
             rng,
             step: Step::Grant,
             lease: 0,
+            key: Bytes::new(),
+            sign: 0,
+            expiries: plan.expiries.clone(),
         }
     }
 
@@ -80,9 +94,11 @@ impl Client for Leases {
                 // A key whose last lease was left would be deleted by it, were
                 // it not another key's turn.
                 let key = (self.number + self.had * self.clients) % self.keys.count;
+                self.key = self.keys.key(key);
+                self.expiries.forget(&self.key);
                 let sizes: ValueSizes = self.keys.values;
                 let request = PutRequest {
-                    key: self.keys.key(key),
+                    key: self.key.clone(),
                     value: with_stamp(sizes.value(&mut self.rng), stamp_since(self.origin)),
                     lease: id,
                     ..Default::default()
@@ -90,6 +106,7 @@ impl Client for Leases {
                 Ask::new(Rpc::Put, framed(&request)).of_class(1)
             }
             Step::KeepAlive(_) => {
+                self.sign = stamp_since(self.origin);
                 let request = LeaseKeepAliveRequest { id };
                 Ask::new(Rpc::KeepAlive, framed(&request)).of_class(2)
             }
@@ -111,12 +128,19 @@ impl Client for Leases {
                 return Ok(Outcome::Written(revision(answer)?));
             }
             Step::KeepAlive(count) => {
-                if lease_ttl(answer)? <= 0 {
+                let ttl_secs = lease_ttl(answer)?;
+                if ttl_secs <= 0 {
                     return Err(Failure::Answer("a lease ended that was kept alive"));
                 }
                 match count {
                     SIGNS if self.had.is_multiple_of(2) => self.step = Step::Revoke,
-                    SIGNS => self.next_lease(),
+                    SIGNS => {
+                        // Since it was sent then, no server may end it sooner.
+                        let ttl = ttl_secs.cast_unsigned().saturating_mul(SECOND);
+                        let due = self.sign.saturating_add(ttl);
+                        self.expiries.expect(self.key.clone(), due);
+                        self.next_lease();
+                    }
                     count => self.step = Step::KeepAlive(count + 1),
                 }
             }
