@@ -147,14 +147,23 @@ pub(crate) fn judge(report: &Report, nodes_wanted: u64) -> Verdict {
     verdict.p99_ns = p99_ns.unwrap_or(idle.commit.p99_ns);
     let knee = report.sweep.as_ref().and_then(|sweep| sweep.knee_per_s);
     let Some(knee) = knee else {
-        verdict.because = match report.sweep {
-            None => "it ended before the rates were swept".to_owned(),
-            Some(_) => "no rate at all was held within the limit on p99".to_owned(),
+        verdict.constraint = match report.sweep {
+            _ if report.stalls.over_election > 0 => Constraint::Stalls,
+            Some(_) => Constraint::Latency,
+            None => Constraint::Unknown,
         };
-        if report.sweep.is_some() && report.ended_early.is_none() {
-            verdict.fitness = Fitness::Unfit;
-            verdict.constraint = Constraint::Latency;
-            verdict.fixes = fixes(report, &verdict);
+        verdict.because = match verdict.constraint {
+            Constraint::Stalls => because(report, &verdict),
+            Constraint::Latency => "no rate at all was held within the limit on p99".to_owned(),
+            _ => "it ended before the rates were swept".to_owned(),
+        };
+        match (verdict.constraint, &report.ended_early) {
+            (Constraint::Unknown, _) => {}
+            (_, Some(_)) => verdict.constraint = Constraint::Unknown,
+            (_, None) => {
+                verdict.fitness = Fitness::Unfit;
+                verdict.fixes = fixes(report, &verdict);
+            }
         }
         return verdict;
     };
@@ -547,6 +556,18 @@ mod tests {
         });
         assert_eq!(verdict.fitness, Fitness::Unfit);
         assert_eq!(verdict.constraint, Constraint::Latency);
+        let stood_still = |report: &mut Report| {
+            report.sweep = None;
+            report.stalls.over_election = 1;
+        };
+        let verdict = judged(stood_still);
+        assert_eq!(verdict.fitness, Fitness::Unfit);
+        assert_eq!(verdict.constraint, Constraint::Stalls);
+        let verdict = judged(|report| {
+            stood_still(report);
+            report.ended_early = Some("interrupted".to_owned());
+        });
+        assert_eq!(verdict.fitness, Fitness::Unknown);
     }
 
     #[test]
