@@ -76,7 +76,7 @@ impl Plan {
     pub(crate) const QUICK: Self = Self {
         name: "quick",
         idle: millis(1500),
-        server: millis(2500),
+        server: millis(2200),
         step: millis(600),
         sweep: millis(7500),
         tune: millis(500),
@@ -138,7 +138,7 @@ impl Plan {
     /// Phases and their shares of the time.
     fn whole(&self) -> Duration {
         self.idle
-            + self.server * 2
+            + self.server * 3 / 2
             + self.sweep
             + 3 * self.tune
             + self.mixed
