@@ -58,12 +58,12 @@ impl Kind {
     /// As protobuf, with the fields that kubelets and controllers manage.
     pub(super) fn sizes(self) -> ValueSizes {
         let (least, most) = match self {
-            Self::Lease => (350, 450),
+            Self::Lease => (440, 520),
             Self::Node => (10 << 10, 14 << 10),
             Self::Pod => (2 << 10, 8 << 10),
-            Self::Event => (600, 1000),
-            Self::Slice => (1 << 10, 3 << 10),
-            Self::ReplicaSet => (1536, 3 << 10),
+            Self::Event => (560, 760),
+            Self::Slice => (1 << 10, 1792),
+            Self::ReplicaSet => (1200, 1700),
         };
         ValueSizes::Uniform(least, most)
     }
