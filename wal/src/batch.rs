@@ -16,6 +16,8 @@ pub struct Batch {
     pub(crate) record_bytes: usize,
     /// At least what it adds to a segment's footer.
     pub(crate) footer_bytes: usize,
+    /// Whether its entries may use the reserve.
+    pub(crate) admitted: bool,
 }
 
 #[derive(Debug)]
@@ -102,6 +104,16 @@ impl Batch {
         self
     }
 
+    /// Marks its entries as admitted: they are written to the reserve if the
+    /// disk is full, instead of being refused. For entries that the caller
+    /// can't decline any more. While [`Wal::is_space_low`](crate::Wal::is_space_low)
+    /// the caller must admit no new ones: what exceeds the reserve waits for
+    /// room, as on a disk that hangs.
+    pub fn admitted(&mut self) -> &mut Self {
+        self.admitted = true;
+        self
+    }
+
     /// Whether there is nothing to write.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -114,10 +126,9 @@ impl Batch {
     }
 
     /// Whether it may be refused to keep the rest of the disk for what must go on.
-    pub(crate) fn has_entries(&self) -> bool {
-        self.ops
-            .iter()
-            .any(|op| matches!(op.change, Change::Append { .. }))
+    pub(crate) fn may_be_refused(&self) -> bool {
+        let is_append = |op: &Op| matches!(op.change, Change::Append { .. });
+        !self.admitted && self.ops.iter().any(is_append)
     }
 }
 

@@ -22,6 +22,9 @@ mod uring;
 
 pub use real::{Backend, RealDisk};
 
+/// How a process exits whose disk has failed: `EX_IOERR` of `sysexits.h`.
+pub const EXIT_DISK_FAILED: i32 = 74;
+
 /// Makes a task on the thread where it will run.
 pub type Task = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
@@ -120,6 +123,12 @@ pub trait Mapping: Send + Sync {
     /// writes to them or cuts them off while the slice lives.
     #[allow(unsafe_code)]
     unsafe fn slice(&self, offset: u64, bytes: usize) -> &[u8];
+    /// Whether each read must be checked anew. A real file is trusted once it
+    /// was checked, and later damage is found by scrubs; a simulation may want
+    /// the next read to find it.
+    fn is_volatile(&self) -> bool {
+        false
+    }
     /// Says that these bytes will be wanted soon; what is read otherwise is
     /// read page by page. It is but a hint.
     fn prefetch(&self, _offset: u64, _bytes: usize) {}

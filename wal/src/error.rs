@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::position::{LogIndex, Lsn, SegmentId, StreamId};
@@ -86,7 +86,7 @@ pub enum WalError {
     /// The disk failed an operation other than a commit.
     #[error("{what}: {error}")]
     Io {
-        /// What was being done, with the file.
+        /// The file and the operation on it.
         what: String,
         /// The disk's answer.
         error: Arc<io::Error>,
@@ -94,9 +94,9 @@ pub enum WalError {
 }
 
 impl WalError {
-    pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Self {
+    pub(crate) fn io(file: &Path, operation: impl fmt::Display, error: io::Error) -> Self {
         Self::Io {
-            what: what.into(),
+            what: format!("{}: {operation}", file.display()),
             error: Arc::new(error),
         }
     }

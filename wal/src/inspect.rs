@@ -131,7 +131,7 @@ pub fn decision_table() -> Vec<[String; 3]> {
 pub fn is_in_use(disk: &dyn Disk, dir: &Path) -> Result<bool, WalError> {
     let lock = dir.join(LOCK_NAME);
     disk.is_locked(&lock)
-        .map_err(|error| WalError::io(lock.display().to_string(), error))
+        .map_err(|error| WalError::io(&lock, "test of the lock", error))
 }
 
 /// Looks at the log in `dir`; `None` if there is none.
@@ -207,17 +207,18 @@ pub fn dump(
 
 /// The segment files, each on its own.
 fn survey(disk: &dyn Disk, dir: &Path) -> Result<Vec<SegmentFacts>, WalError> {
-    let at = |error| WalError::io(dir.display().to_string(), error);
     let mut ids: Vec<_> = disk
         .list(dir)
-        .map_err(at)?
+        .map_err(|error| WalError::io(dir, "list", error))?
         .iter()
         .filter_map(|name| segment_of_name(name).flatten())
         .collect();
     ids.sort_unstable();
     ids.into_iter()
         .map(|id| {
-            let file = disk.open(&dir.join(segment_name(id)), false).map_err(at)?;
+            let path = dir.join(segment_name(id));
+            let at = |error| WalError::io(&path, "read", error);
+            let file = disk.open(&path, false).map_err(at)?;
             let file_bytes = file.size().map_err(at)?;
             let mut facts = SegmentFacts {
                 id,

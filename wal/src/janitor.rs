@@ -6,6 +6,7 @@
 //! disk is full, and from then on entries are refused until it is back.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -103,15 +104,14 @@ impl Janitor {
                 Step::MakeReserve => self.make_reserve(),
                 Step::TryAgain => self.recover_space(),
             };
-            match outcome {
-                Ok(()) => {}
+            let outcome = match outcome {
                 Err(error) if is_full(&error) => self.use_reserve(),
-                Err(error) => {
-                    self.shared
-                        .set_failed(&format!("keeping segments: {error}"));
-                    tracing::error!("the log can't keep its segments: {error}");
-                    return;
-                }
+                outcome => outcome,
+            };
+            if let Err(error) = outcome {
+                // The writer hears of it and answers everybody.
+                self.shared.set_failed(&error.to_string());
+                return;
             }
         }
     }
@@ -310,24 +310,34 @@ impl Janitor {
     }
 
     /// The disk is full: the writer gets the reserve, callers get refusals.
-    fn use_reserve(&mut self) {
+    fn use_reserve(&mut self) -> Result<(), WalError> {
         if !self.shared.space_low.swap(true, Relaxed) {
             tracing::error!("no space left for the log: entries are refused until there is");
         }
         if self.has_reserve
             && let Ok(permit) = self.ready.try_reserve()
-            && self.shared.rename(RESERVE_NAME, PREPARING_NAME).is_ok()
         {
-            self.has_reserve = false;
-            match self.shared.finish(self.next) {
+            let used = self
+                .shared
+                .rename(RESERVE_NAME, PREPARING_NAME)
+                .and_then(|()| {
+                    self.has_reserve = false;
+                    self.shared.finish(self.next)
+                });
+            match used {
                 Ok(segment) => {
                     permit.send(segment);
                     self.next = self.next.next();
                 }
-                Err(error) => tracing::error!("the reserve can't be used: {error}"),
+                // Not even that fits: it is tried again.
+                Err(error) if is_full(&error) => {
+                    tracing::error!(%error, "the reserve can't be used");
+                }
+                Err(error) => return Err(error),
             }
         }
         self.look();
+        Ok(())
     }
 
     /// Entries are accepted again when the reserve and a next segment are there.
@@ -395,32 +405,37 @@ impl Shared {
         }
         self.counters.segments_made.fetch_add(1, Relaxed);
         let path = self.config.dir.join(PREPARING_NAME);
-        let file = self.at(PREPARING_NAME, self.disk.create(&path))?;
+        let mut created = self.disk.create(&path);
+        if matches!(&created, Err(error) if error.kind() == io::ErrorKind::AlreadyExists) {
+            // Left by an attempt for which the disk was too full.
+            self.remove(PREPARING_NAME)?;
+            created = self.disk.create(&path);
+        }
+        let file = self.at(PREPARING_NAME, "creation", created)?;
         let filled = self.fill_with_zeros(&*file);
-        if filled.is_err() {
+        if matches!(&filled, Err(error) if is_full(error)) {
             self.remove(PREPARING_NAME)?;
         }
-        self.at(PREPARING_NAME, filled)
+        filled
     }
 
     /// Written out, because a write into space that is merely reserved makes
     /// the file system change its books, which a commit would then wait for.
-    fn fill_with_zeros(&self, file: &dyn DiskFile) -> io::Result<()> {
+    fn fill_with_zeros(&self, file: &dyn DiskFile) -> Result<(), WalError> {
         let zeros = Blocks::zeroed((self.config.segment_bytes as usize).min(1 << 20));
         let mut offset = 0;
         while offset < self.config.segment_bytes as usize {
             let rest = self.config.segment_bytes as usize - offset;
             let chunk = &zeros.as_slice()[..zeros.len().min(rest)];
-            file.write_at(offset as u64, chunk)?;
+            self.write(PREPARING_NAME, file, offset as u64, chunk)?;
             offset += chunk.len();
         }
-        file.sync()
+        self.sync(PREPARING_NAME, file)
     }
 
     /// Turns the unfinished file into segment `id`.
     fn finish(&self, id: SegmentId) -> Result<SegmentFile, WalError> {
-        let path = self.config.dir.join(PREPARING_NAME);
-        let file = self.at(PREPARING_NAME, self.disk.open(&path, true))?;
+        let file = self.open_for_writing(PREPARING_NAME)?;
         let header = SegmentHeader {
             log: self.log,
             node: self.config.node,
@@ -432,10 +447,8 @@ impl Shared {
         let mut block = Blocks::default();
         block.put(&header.to_bytes());
         block.seal();
-        let written = file
-            .write_at(0, block.as_slice())
-            .and_then(|()| file.sync());
-        self.at(PREPARING_NAME, written)?;
+        self.write(PREPARING_NAME, &*file, 0, block.as_slice())?;
+        self.sync(PREPARING_NAME, &*file)?;
         self.rename(PREPARING_NAME, &segment_name(id))?;
         Ok(SegmentFile {
             id,
@@ -471,31 +484,59 @@ impl Shared {
         let mut last = Blocks::default();
         last.put(&trailer.to_bytes(full.file.salt));
         last.seal();
-        let file = &full.file.file;
-        let written = file
-            .write_at(u64::from(full.end), blocks.as_slice())
-            .and_then(|()| file.write_at(trailer_at, last.as_slice()))
-            .and_then(|()| file.sync());
-        self.at(&segment_name(full.file.id), written)
+        let (name, file) = (segment_name(full.file.id), &*full.file.file);
+        self.write(&name, file, u64::from(full.end), blocks.as_slice())?;
+        self.write(&name, file, trailer_at, last.as_slice())?;
+        self.sync(&name, file)
+    }
+
+    pub(crate) fn open_for_writing(&self, name: &str) -> Result<Arc<dyn DiskFile>, WalError> {
+        let opened = self.disk.open(&self.config.dir.join(name), true);
+        self.at(name, "open", opened)
+    }
+
+    pub(crate) fn write(
+        &self,
+        name: &str,
+        file: &dyn DiskFile,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), WalError> {
+        let operation = format_args!("write of {} bytes at {offset:#x}", bytes.len());
+        self.at(name, operation, file.write_at(offset, bytes))
+    }
+
+    pub(crate) fn sync(&self, name: &str, file: &dyn DiskFile) -> Result<(), WalError> {
+        self.at(name, "sync", file.sync())
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), WalError> {
         let dir = &self.config.dir;
         let renamed = self.disk.rename(&dir.join(from), &dir.join(to));
-        self.at(from, renamed.and_then(|()| self.disk.sync_dir(dir)))
+        self.at(from, format_args!("rename to {to}"), renamed)?;
+        self.sync_dir()
     }
 
     pub(crate) fn remove(&self, name: &str) -> Result<(), WalError> {
-        let dir = &self.config.dir;
-        let removed = self.disk.remove(&dir.join(name));
-        self.at(name, removed.and_then(|()| self.disk.sync_dir(dir)))
+        let removed = self.disk.remove(&self.config.dir.join(name));
+        self.at(name, "removal", removed)?;
+        self.sync_dir()
     }
 
-    fn at<T>(&self, name: &str, result: io::Result<T>) -> Result<T, WalError> {
-        result.map_err(|error| {
-            let path = self.config.dir.join(name);
-            WalError::io(path.display().to_string(), error)
-        })
+    fn sync_dir(&self) -> Result<(), WalError> {
+        let dir = &self.config.dir;
+        let synced = self.disk.sync_dir(dir);
+        synced.map_err(|error| WalError::io(dir, "sync of the directory", error))
+    }
+
+    /// Adds the file and the operation to an error.
+    pub(crate) fn at<T>(
+        &self,
+        name: &str,
+        operation: impl fmt::Display,
+        result: io::Result<T>,
+    ) -> Result<T, WalError> {
+        result.map_err(|error| WalError::io(&self.config.dir.join(name), operation, error))
     }
 
     /// Streams, in order, so that a simulated run can be repeated.

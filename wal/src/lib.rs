@@ -24,6 +24,7 @@ pub mod disk;
 mod effects;
 mod error;
 pub mod format;
+mod health;
 pub mod inspect;
 mod janitor;
 mod log;

@@ -4,10 +4,12 @@
 //! order in which they are written; memory held by the queue and the cache
 //! stays within the configuration.
 
+use std::future::Future;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
@@ -23,6 +25,7 @@ use crate::disk::Disk;
 use crate::effects::Effects;
 use crate::error::WalError;
 use crate::format::{FIRST_COMMIT, segment_bytes_valid};
+use crate::health::{Failure, Progress};
 use crate::janitor::Job;
 use crate::position::{LogIndex, StreamId};
 use crate::segments::SegmentTable;
@@ -127,19 +130,21 @@ pub(crate) struct Shared {
     pub(crate) queue: Semaphore,
     pub(crate) jobs: mpsc::WeakUnboundedSender<Job>,
     pub(crate) counters: Counters,
-    pub(crate) failed: OnceLock<Arc<str>>,
+    pub(crate) failure: Arc<Failure>,
+    pub(crate) progress: Progress,
 }
 
 impl Shared {
-    /// The first failure counts; returns it.
+    /// Ends the log for good: from now on nothing is reported durable. The
+    /// first failure counts; returns it.
     pub(crate) fn set_failed(&self, reason: &str) -> Arc<str> {
-        let reason = self.failed.get_or_init(|| Arc::from(reason));
+        let reason = self.failure.set(reason);
         self.queue.close();
-        Arc::clone(reason)
+        reason
     }
 
     fn check_failed(&self) -> Result<(), WalError> {
-        match self.failed.get() {
+        match self.failure.get() {
             Some(reason) => Err(WalError::Failed(Arc::clone(reason))),
             None => Ok(()),
         }
@@ -277,7 +282,8 @@ impl Wal {
         &self.shared.counters
     }
 
-    /// Whether entries are refused because the disk is full.
+    /// Whether entries are refused because the disk is full, unless they were
+    /// [admitted](Batch::admitted) before.
     #[must_use]
     pub fn is_space_low(&self) -> bool {
         self.shared.space_low.load(Relaxed)
@@ -286,7 +292,22 @@ impl Wal {
     /// Why the log takes no more writes, if it doesn't.
     #[must_use]
     pub fn failure(&self) -> Option<Arc<str>> {
-        self.shared.failed.get().cloned()
+        self.shared.failure.get().cloned()
+    }
+
+    /// Completes when the log has failed, with the file, the operation and the
+    /// system's error; never, if the log is closed before. It doesn't keep the
+    /// log open.
+    pub fn failed(&self) -> impl Future<Output = Arc<str>> + Send + 'static + use<> {
+        Arc::clone(&self.shared.failure).wait()
+    }
+
+    /// How long nothing has become durable though an append waits for it, also
+    /// one that waits for a new segment; zero while none waits. Costs two
+    /// atomic loads and a look at the log's clock.
+    #[must_use]
+    pub fn stalled_for(&self) -> Duration {
+        self.shared.progress.stalled_for(self.shared.clock.now())
     }
 
     /// Bytes of the segment files that hold the log.
@@ -313,7 +334,7 @@ impl Wal {
     fn admit(&self, batch: &Batch) -> Result<u32, WalError> {
         self.shared.check_failed()?;
         self.shared.config.check_size(batch)?;
-        if batch.has_entries() && self.is_space_low() {
+        if batch.may_be_refused() && self.is_space_low() {
             return Err(WalError::NoSpace);
         }
         let bytes = batch.commit_bytes() + REQUEST_BYTES;
@@ -359,18 +380,22 @@ impl Wal {
                     }
                 })
                 .collect();
+            assert!(permits > 0, "an append holds some of the queue");
+            let queued_at = self.shared.clock.now();
+            self.shared.progress.begin(queued_at);
             let request = Request {
                 ops,
                 done,
                 record_bytes: batch.record_bytes,
                 footer_bytes: batch.footer_bytes,
                 permits,
-                queued_at: self.shared.clock.now(),
+                queued_at,
                 flags: 0,
             };
             // The writer ends before its senders only when it has failed, and
             // then `done` must still run.
             if let Err(refused) = self.requests.send(request) {
+                self.shared.progress.give_up(1);
                 (refused.0.done)(Err(WalError::Closed.into()));
             }
             return Ok(());

@@ -6,8 +6,8 @@
 
 use std::any::Any;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -22,6 +22,7 @@ use crate::format::{
     CommitHeader, FIRST_COMMIT, IDENTITY_NAME, Identity, LOCK_NAME, PREPARING_NAME, RESERVE_NAME,
     segment_name,
 };
+use crate::health::Progress;
 use crate::janitor::{Janitor, Job};
 use crate::log::{Config, Opened, Shared, Wal};
 use crate::position::SegmentId;
@@ -40,14 +41,13 @@ impl Wal {
     ) -> Result<(Self, Opened), WalError> {
         config.check()?;
         let dir = config.dir.clone();
-        let at = |error| WalError::io(dir.display().to_string(), error);
-        disk.create_dir(&dir).map_err(at)?;
-        let lock = disk
-            .lock(&dir.join(LOCK_NAME))
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::WouldBlock => WalError::Locked(dir.clone()),
-                _ => at(error),
-            })?;
+        disk.create_dir(&dir)
+            .map_err(|error| WalError::io(&dir, "creation", error))?;
+        let lock_path = dir.join(LOCK_NAME);
+        let lock = disk.lock(&lock_path).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => WalError::Locked(dir.clone()),
+            _ => WalError::io(&lock_path, "lock", error),
+        })?;
         let found = recover(&*disk, &dir, Depth::Footers, &mut |_, _, _, _| {})?;
         if let Some(found) = &found
             && found.identity.node != config.node
@@ -79,7 +79,8 @@ impl Wal {
             space_low: AtomicBool::new(false),
             jobs: jobs.downgrade(),
             counters: Counters::default(),
-            failed: OnceLock::new(),
+            failure: Arc::default(),
+            progress: Progress::default(),
         });
         let plan = match found {
             None => shared.create()?,
@@ -155,17 +156,13 @@ impl Shared {
 
     fn write_identity(&self, identity: &Identity) -> Result<(), WalError> {
         let unfinished = PREPARING_NAME;
-        let path = self.config.dir.join(unfinished);
         let mut block = Blocks::default();
         block.put(&identity.to_bytes());
         block.seal();
-        self.disk
-            .create(&path)
-            .and_then(|file| {
-                file.write_at(0, block.as_slice())?;
-                file.sync()
-            })
-            .map_err(|error| WalError::io(path.display().to_string(), error))?;
+        let file = self.disk.create(&self.config.dir.join(unfinished));
+        let file = self.at(unfinished, "creation", file)?;
+        self.write(unfinished, &*file, 0, block.as_slice())?;
+        self.sync(unfinished, &*file)?;
         self.rename(unfinished, IDENTITY_NAME)
     }
 
@@ -189,19 +186,18 @@ impl Shared {
         self.first_segment.store(first_segment, Relaxed);
         let mut unsealed = Vec::new();
         for segment in found.segments {
-            let path = self.config.dir.join(segment_name(segment.id));
-            let at = |error| WalError::io(path.display().to_string(), error);
+            let name = segment_name(segment.id);
             let file = SegmentFile {
                 id: segment.id,
                 salt: segment.header.salt,
                 bytes: segment.header.segment_bytes,
-                file: self.disk.open(&path, true).map_err(at)?,
+                file: self.open_for_writing(&name)?,
             };
             self.segments.lock().add(file.clone());
             if !segment.sealed {
                 // What was read may have been in the page cache only, left by
                 // a process that was killed: make it true before relying on it.
-                file.file.sync().map_err(at)?;
+                self.sync(&name, &*file.file)?;
                 unsealed.push(Full {
                     file,
                     effects: segment.effects,
@@ -245,7 +241,7 @@ impl Shared {
     fn keep_reserve(&self) -> Result<bool, WalError> {
         let path = self.config.dir.join(RESERVE_NAME);
         let size = self.disk.open(&path, false).and_then(|file| file.size());
-        let size = size.map_err(|error| WalError::io(path.display().to_string(), error))?;
+        let size = self.at(RESERVE_NAME, "read of its size", size)?;
         if size != u64::from(self.config.segment_bytes) {
             self.remove(RESERVE_NAME)?;
             return Ok(false);
@@ -266,15 +262,11 @@ impl Shared {
         found[..fitting]
             .iter()
             .map(|spare| {
-                let path = self.config.dir.join(segment_name(spare.id));
                 Ok(SegmentFile {
                     id: spare.id,
                     salt: spare.header.salt,
                     bytes: spare.header.segment_bytes,
-                    file: self
-                        .disk
-                        .open(&path, true)
-                        .map_err(|error| WalError::io(path.display().to_string(), error))?,
+                    file: self.open_for_writing(&segment_name(spare.id))?,
                 })
             })
             .collect()
@@ -316,7 +308,12 @@ impl Shared {
             end: Some(end),
         });
         let held_by_janitor = Arc::clone(&held);
-        let at = |what: &'static str| move |error| WalError::io(what, error);
+        let at = |what: &'static str| {
+            move |error| WalError::Io {
+                what: what.to_owned(),
+                error: Arc::new(error),
+            }
+        };
         self.disk
             .run_background(
                 "wal-janitor",

@@ -116,8 +116,11 @@ impl Shared {
             end = record_end(slot);
         }
         let bytes = (end - start).next_multiple_of(BLOCK_BYTES);
-        let blocks = read_blocks(&*file.file, start as u64, bytes)
-            .map_err(|error| WalError::io(format!("reading {}", segment_name(file.id)), error))?;
+        let blocks = read_blocks(&*file.file, start as u64, bytes).map_err(|error| {
+            let path = self.config.dir.join(segment_name(file.id));
+            let operation = format_args!("read of {bytes} bytes at {start:#x}");
+            WalError::io(&path, operation, error)
+        })?;
         Ok(Span {
             segment: file.id,
             salt: file.salt,

@@ -192,7 +192,7 @@ impl Names {
         };
         let names = disk
             .list(dir)
-            .map_err(|error| WalError::io(format!("listing {}", dir.display()), error))?;
+            .map_err(|error| WalError::io(dir, "list", error))?;
         for name in names {
             match segment_of_name(&name) {
                 Some(Some(id)) => this.segments.push(id),
@@ -240,7 +240,7 @@ fn read_identity(disk: &dyn Disk, dir: &Path, names: &Names) -> Result<Option<Id
         .and_then(|file| read_blocks(&*file, 0, BLOCK_BYTES))
         .map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => damaged("too short".to_owned()),
-            _ => WalError::io(format!("reading {}", path.display()), error),
+            _ => WalError::io(&path, "read", error),
         })?;
     match Identity::read(block.as_slice()) {
         Ok(identity) => Ok(Some(identity)),
@@ -261,9 +261,7 @@ fn any_commit(disk: &dyn Disk, dir: &Path, names: &Names) -> Result<bool, WalErr
             .and_then(|file| read_blocks(&*file, 0, 2 * BLOCK_BYTES));
         let start = match start {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(true),
-            start => {
-                start.map_err(|error| WalError::io(format!("reading {}", path.display()), error))?
-            }
+            start => start.map_err(|error| WalError::io(&path, "read", error))?,
         };
         let (header, commit) = start.as_slice().split_at(BLOCK_BYTES);
         let commits = SegmentHeader::read(header).is_ok_and(|header| {
@@ -387,7 +385,7 @@ impl Walk<'_> {
     fn open(&self, id: SegmentId) -> Result<Segment, WalError> {
         let path = self.dir.join(segment_name(id));
         let damaged = |what: &str| self.missing(id, what);
-        let reading = |error| WalError::io(format!("reading {}", path.display()), error);
+        let reading = |error| WalError::io(&path, "read", error);
         let file = self.disk.open(&path, false).map_err(reading)?;
         let len = file.size().map_err(reading)?;
         if len < BLOCK_BYTES as u64 {
@@ -563,8 +561,8 @@ impl Walk<'_> {
         chain: &Chain,
     ) -> Result<Option<(Trailer, Effects)>, WalError> {
         let reading = |error| {
-            let name = segment_name(file.id);
-            WalError::io(format!("reading the footer of {name}"), error)
+            let path = self.dir.join(segment_name(file.id));
+            WalError::io(&path, "read of the footer", error)
         };
         let trailer_at = u64::from(file.header.segment_bytes) - BLOCK_BYTES as u64;
         let block = read_blocks(&*file.file, trailer_at, BLOCK_BYTES).map_err(reading)?;
@@ -588,8 +586,10 @@ impl Walk<'_> {
 
     fn load(&mut self, file: &Segment) -> Result<(), WalError> {
         self.image.resize(file.header.segment_bytes as usize);
-        read_into(&*file.file, 0, self.image.as_mut_slice())
-            .map_err(|error| WalError::io(format!("reading {}", segment_name(file.id)), error))
+        read_into(&*file.file, 0, self.image.as_mut_slice()).map_err(|error| {
+            let path = self.dir.join(segment_name(file.id));
+            WalError::io(&path, "read", error)
+        })
     }
 }
 

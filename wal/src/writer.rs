@@ -23,7 +23,7 @@ use crate::batch::Change;
 use crate::blocks::{BLOCK_BYTES, Blocks};
 use crate::compose::{CachedAppend, Commit};
 use crate::effects::Effects;
-use crate::format::{CommitHeader, FIRST_COMMIT};
+use crate::format::{CommitHeader, FIRST_COMMIT, segment_name};
 use crate::janitor::Job;
 use crate::log::Shared;
 use crate::position::{Lsn, StreamId};
@@ -40,7 +40,7 @@ pub(crate) struct Request {
     pub(crate) done: Done,
     pub(crate) record_bytes: usize,
     pub(crate) footer_bytes: usize,
-    /// What it holds of the queue's budget.
+    /// What it holds of the queue's budget; 0 for the log's own requests.
     pub(crate) permits: usize,
     pub(crate) queued_at: Duration,
     /// Flags for the commit's header.
@@ -67,6 +67,11 @@ impl Request {
             queued_at: Duration::ZERO,
             flags,
         }
+    }
+
+    /// 1 if a caller waits for it, 0 if it is one of the log's own.
+    fn appends(&self) -> u64 {
+        u64::from(self.permits > 0)
     }
 }
 
@@ -130,6 +135,8 @@ struct InFlight {
     started: Duration,
     durable: bool,
     done: Vec<Done>,
+    /// How many of them are appends.
+    appends: u64,
     permits: usize,
     records: u32,
     record_bytes: u32,
@@ -202,6 +209,9 @@ impl Writer {
         let mut incoming = Vec::new();
         let mut closing = false;
         let mut wants_segment = false;
+        // The janitor writes too, and its failures are the log's.
+        let failed = Arc::clone(&self.shared.failure).wait();
+        tokio::pin!(failed);
         loop {
             let waited = wants_segment;
             wants_segment = self.submit();
@@ -213,6 +223,7 @@ impl Writer {
             }
             tokio::select! {
                 biased;
+                reason = &mut failed => return self.fail(&reason).await,
                 Some((seq, result, blocks)) = self.running.next(), if !self.running.is_empty() => {
                     if let Err(reason) = self.completed(seq, result, blocks) {
                         return self.fail(&reason).await;
@@ -220,7 +231,7 @@ impl Writer {
                 }
                 segment = self.ready.recv(), if wants_segment => match segment {
                     Some(segment) => self.roll_to(segment),
-                    None => return self.fail("there is nobody to make segments").await,
+                    None => return self.fail("nobody makes segments any more").await,
                 },
                 () = tokio::time::sleep(IDLE_MIN), if !closing && self.wants_proof() => {
                     self.pending.push_back(Request::marker(0, Box::new(|_| {})));
@@ -326,12 +337,13 @@ impl Writer {
         let memory = self.spare_memory.pop().unwrap_or_default();
         let mut commit = Commit::new(memory, &self.active, start, self.epoch, &mut self.effects);
         let mut done = Vec::with_capacity(requests.len());
-        let (mut permits, mut flags) = (0, 0);
+        let (mut appends, mut permits, mut flags) = (0, 0, 0);
         for request in requests {
             if request.queued_at > Duration::ZERO {
                 let waited = started.saturating_sub(request.queued_at);
                 self.shared.counters.queue_wait.record_time(waited);
             }
+            appends += request.appends();
             for op in request.ops {
                 commit.add(op, &self.shared);
             }
@@ -371,6 +383,7 @@ impl Writer {
             started,
             durable: false,
             done,
+            appends,
             permits,
             records: header.records,
             record_bytes: header.record_bytes,
@@ -397,10 +410,12 @@ impl Writer {
         let oldest = self.in_flight.front().map_or(seq, |commit| commit.seq);
         let commit = &mut self.in_flight[(seq - oldest) as usize];
         if let Err(error) = result {
+            let segment = segment_name(commit.end.segment());
+            let start = commit.end.offset() as usize - blocks.len();
             return Err(format!(
-                "writing {} bytes up to {} failed: {error}",
+                "{}: write of {} bytes at {start:#x}: {error}",
+                self.shared.config.dir.join(segment).display(),
                 blocks.len(),
-                commit.end
             ));
         }
         commit.durable = true;
@@ -423,15 +438,20 @@ impl Writer {
             self.spare_memory.push(blocks);
         }
         self.in_flight_max = self.shared.in_flight_max;
-        while let Some(commit) = self.in_flight.pop_front_if(|commit| commit.durable) {
+        while self.in_flight.front().is_some_and(|commit| commit.durable) {
+            if let Some(reason) = self.shared.failure.get() {
+                return Err(reason.to_string());
+            }
+            let commit = self.in_flight.pop_front().expect("there is a first one");
             self.durable = commit.end;
-            self.report(commit);
+            self.report(commit, now);
         }
         self.seal_durable();
         Ok(())
     }
 
-    fn report(&mut self, commit: InFlight) {
+    fn report(&mut self, commit: InFlight, now: Duration) {
+        self.shared.progress.advance(now, commit.appends);
         let counters = &self.shared.counters;
         counters.commits.fetch_add(1, Relaxed);
         counters
@@ -464,20 +484,23 @@ impl Writer {
     /// Tells everybody, now and from now on, that nothing more is durable.
     async fn fail(mut self, reason: &str) {
         let reason = self.shared.set_failed(reason);
-        tracing::error!("the log has failed and takes no more writes: {reason}");
         self.jobs.send(Job::Stop).ok();
         let error = || {
             Err(io::Error::other(crate::WalError::Failed(Arc::clone(
                 &reason,
             ))))
         };
+        let progress = &self.shared.progress;
         for commit in self.in_flight.drain(..) {
+            progress.give_up(commit.appends);
             commit.done.into_iter().for_each(|done| done(error()));
         }
         for request in self.pending.drain(..) {
+            progress.give_up(request.appends());
             (request.done)(error());
         }
         while let Some(request) = self.requests.recv().await {
+            progress.give_up(request.appends());
             (request.done)(error());
         }
     }

@@ -107,6 +107,8 @@ fn uring_allowed() -> io::Result<()> {
         .unwrap_or_else(|_| Err(io::Error::other("the probe of io_uring panicked")))
 }
 
+/// Whether files in `dir` can be written with O_DIRECT; the inner error says why
+/// not. The outer one is a failure of the disk, with file and operation.
 fn direct_writes_allowed(dir: &Path) -> io::Result<io::Result<()>> {
     let path = dir.join(format!("probe-{}.tmp", std::process::id()));
     let opened = OpenOptions::new()
@@ -115,16 +117,36 @@ fn direct_writes_allowed(dir: &Path) -> io::Result<io::Result<()>> {
         .truncate(true)
         .custom_flags(libc::O_DIRECT)
         .open(&path);
-    let answer = match opened {
-        Ok(file) => file.write_all_at(Blocks::zeroed(1).as_slice(), 0),
-        // What is not about O_DIRECT is the caller's problem.
-        Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
-        Err(error) => Err(error),
+    let tried = match opened {
+        Ok(file) => about_direct(file.write_all_at(Blocks::zeroed(1).as_slice(), 0))
+            .map_err(|error| named(&path, "write", error)),
+        Err(error) => about_direct(Err(error)).map_err(|error| named(&path, "open", error)),
     };
     match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(answer),
+        Err(error) if tried.is_ok() && error.kind() != io::ErrorKind::NotFound => {
+            Err(named(&path, "remove", error))
+        }
+        _ => tried,
     }
+}
+
+/// Tells a refusal of O_DIRECT from a failure of the disk. A full disk refuses
+/// nothing: it takes O_DIRECT when it has room.
+fn about_direct(tried: io::Result<()>) -> io::Result<io::Result<()>> {
+    use io::ErrorKind::{InvalidInput, QuotaExceeded, StorageFull, Unsupported};
+    match tried {
+        Ok(()) => Ok(Ok(())),
+        Err(error) => match error.kind() {
+            StorageFull | QuotaExceeded => Ok(Ok(())),
+            InvalidInput | Unsupported => Ok(Err(error)),
+            _ => Err(error),
+        },
+    }
+}
+
+fn named(path: &Path, operation: &str, error: io::Error) -> io::Error {
+    let text = format!("{}: {operation}: {error}", path.display());
+    io::Error::new(error.kind(), text)
 }
 
 impl Disk for RealDisk {
@@ -302,4 +324,51 @@ fn write_durably(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the probe of O_DIRECT makes of an error.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Verdict {
+        Direct,
+        Cached,
+        Failed,
+    }
+
+    #[test]
+    fn a_full_or_failing_disk_is_not_one_without_o_direct() {
+        for (errno, verdict) in [
+            (libc::EINVAL, Verdict::Cached),
+            (libc::EOPNOTSUPP, Verdict::Cached),
+            (libc::ENOSPC, Verdict::Direct),
+            (libc::EDQUOT, Verdict::Direct),
+            (libc::EIO, Verdict::Failed),
+            (libc::EROFS, Verdict::Failed),
+            (libc::ENOMEM, Verdict::Failed),
+        ] {
+            let found = match about_direct(Err(io::Error::from_raw_os_error(errno))) {
+                Ok(Ok(())) => Verdict::Direct,
+                Ok(Err(_)) => Verdict::Cached,
+                Err(_) => Verdict::Failed,
+            };
+            assert_eq!(found, verdict, "errno {errno}");
+        }
+    }
+
+    #[test]
+    fn a_probe_that_fails_names_file_operation_and_error() {
+        let dir = Path::new("/proc/self/fdinfo");
+        let error = direct_writes_allowed(dir)
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("/proc/self/fdinfo/probe-"), "{error}");
+        assert!(
+            error.contains(".tmp: open: ") && error.contains("(os error "),
+            "{error}"
+        );
+    }
 }

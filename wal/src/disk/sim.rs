@@ -18,6 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::{Committed, Disk, DiskFile, MappedFile, Mapping, Task};
 use crate::blocks::{BLOCK_BYTES, Blocks};
@@ -132,6 +133,36 @@ impl SimDisk {
         self.0.lock().faults.slow_syncs = extra;
     }
 
+    /// The device stops answering: commits that are in flight or submitted from
+    /// now on don't complete before [`SimDisk::resume`]. Calls that block their
+    /// thread on a real disk go on, because a simulation has only one. A reboot
+    /// ends it.
+    pub fn hang(&self) {
+        self.0.lock().faults.hung = true;
+    }
+
+    /// Ends [`SimDisk::hang`]: what waited completes at once.
+    pub fn resume(&self) {
+        let mut state = self.0.lock();
+        state.faults.hung = false;
+        state.resumed.notify_waiters();
+    }
+
+    /// Whether the file system is mounted read-only, as Linux does after an
+    /// error: every change fails with `EROFS`, reads go on. What was written
+    /// but not synced stays readable and no later sync saves it. A reboot
+    /// doesn't end it: the next start finds the disk the same.
+    pub fn read_only(&self, read_only: bool) {
+        self.0.lock().read_only = read_only;
+    }
+
+    /// Whether writes, changes of size and syncs of files that are read through
+    /// a mapping fail with `EIO`, other files being well. A failed sync is as in
+    /// [`SimDisk::fail_sync_at`]. A reboot ends it.
+    pub fn fail_tree_io(&self, fail: bool) {
+        self.0.lock().faults.tree_io = fail;
+    }
+
     /// Most bytes that all named files may have; at first there is no limit.
     /// A new file needs a free block, though it takes none.
     pub fn capacity(&self, bytes: u64) {
@@ -149,8 +180,25 @@ impl SimDisk {
         inode.flip(at, mask, id);
     }
 
+    /// Whether whoever reads through a mapping must check each time, so that a
+    /// bit that flips under a running store is found by the next read. Unlike
+    /// faults, it stays when the machine reboots.
+    pub fn set_volatile(&self, volatile: bool) {
+        self.0.lock().volatile = volatile;
+    }
+
+    /// Ends all faults, those too that have not struck yet. A disk that has
+    /// crashed stays so.
+    pub fn end_faults(&self) {
+        let mut state = self.0.lock();
+        state.faults = Faults::default();
+        state.read_only = false;
+        state.resumed.notify_waiters();
+    }
+
     /// What is there after the power failed now and came back: a new disk,
-    /// without faults and locks, all of it durable. This one is unaffected.
+    /// without faults and locks, all of it durable; but still read-only if it
+    /// was. This one is unaffected.
     pub fn power_cut(&self, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut state = self.0.lock().rebooted();
@@ -171,7 +219,7 @@ impl SimDisk {
 
     /// What is there after the process was killed now: a new disk, without
     /// faults and locks, where all is visible that was, and what was not synced
-    /// still is not. This one is unaffected.
+    /// still is not; but still read-only if it was. This one is unaffected.
     pub fn process_kill(&self) -> Self {
         Self::of(self.0.lock().rebooted())
     }
@@ -221,7 +269,7 @@ impl SimDisk {
 
     fn create_file(&self, path: &Path) -> io::Result<Arc<SimFile>> {
         let mut state = self.0.lock();
-        state.operate()?;
+        state.change()?;
         state.check_dir(parent(path))?;
         if state.names.contains_key(path) || state.dirs.contains(path) {
             return Err(refused(io::ErrorKind::AlreadyExists, path));
@@ -236,7 +284,25 @@ impl SimDisk {
         let mut state = self.0.lock();
         state.alive()?;
         let ino = state.named(path)?;
+        if writable {
+            state.check_writable()?;
+        }
         Ok(self.file(&mut state, ino, writable))
+    }
+
+    /// Waits while the device hangs.
+    async fn answers(&self) {
+        loop {
+            let resumed = {
+                let state = self.0.lock();
+                if !state.faults.hung {
+                    return;
+                }
+                // Created under the lock, so that no `resume` falls in between.
+                Arc::clone(&state.resumed).notified_owned()
+            };
+            resumed.await;
+        }
     }
 
     fn file(&self, state: &mut State, ino: u64, writable: bool) -> Arc<SimFile> {
@@ -253,6 +319,9 @@ impl Disk for SimDisk {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.0.lock();
         state.alive()?;
+        if !state.dirs.contains(dir) {
+            state.check_writable()?;
+        }
         state.dirs.extend(dir.ancestors().map(PathBuf::from));
         Ok(())
     }
@@ -287,7 +356,7 @@ impl Disk for SimDisk {
     /// power cut is not simulated.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.operate()?;
+        state.change()?;
         let ino = state.named(from)?;
         if parent(from) != parent(to) {
             return Err(refused(io::ErrorKind::CrossesDevices, to));
@@ -301,7 +370,7 @@ impl Disk for SimDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.operate()?;
+        state.change()?;
         state.named(path)?;
         state.change_dir(parent(path), vec![(path.into(), None)]);
         Ok(())
@@ -309,7 +378,7 @@ impl Disk for SimDisk {
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.0.lock();
-        state.operate()?;
+        state.change()?;
         state.check_dir(dir)?;
         for change in state.dir_changes.remove(dir).unwrap_or_default() {
             apply(&mut state.names_durable, change);
@@ -321,6 +390,7 @@ impl Disk for SimDisk {
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
         let mut state = self.0.lock();
         state.alive()?;
+        state.check_writable()?;
         if state.locks.get(path).is_some_and(|l| l.strong_count() > 0) {
             return Err(refused(io::ErrorKind::WouldBlock, path));
         }
@@ -379,10 +449,14 @@ struct State {
     style: CommitStyle,
     commits_in_flight_max: Option<usize>,
     capacity: Option<u64>,
+    read_only: bool,
+    volatile: bool,
     rng: Rng,
     done: Counts,
     faults: Faults,
     crashed: bool,
+    /// Tells the commits that hang.
+    resumed: Arc<Notify>,
 }
 
 #[derive(Clone, Default)]
@@ -400,6 +474,8 @@ struct Faults {
     short_reads: Option<Rng>,
     slow_syncs: Duration,
     no_background: bool,
+    hung: bool,
+    tree_io: bool,
 }
 
 impl State {
@@ -417,6 +493,26 @@ impl State {
         self.alive()?;
         self.done.operations += 1;
         Ok(())
+    }
+
+    /// Counts an operation that changes something, or syncs it.
+    fn change(&mut self) -> io::Result<()> {
+        self.operate()?;
+        self.check_writable()
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        match self.read_only {
+            true => Err(io::Error::from_raw_os_error(EROFS)),
+            false => Ok(()),
+        }
+    }
+
+    fn check_tree_io(&self) -> io::Result<()> {
+        match self.faults.tree_io {
+            true => Err(io::Error::from_raw_os_error(EIO)),
+            false => Ok(()),
+        }
     }
 
     fn inode(&mut self, ino: u64) -> &mut Inode {
@@ -478,6 +574,7 @@ impl State {
     fn write(&mut self, ino: u64, offset: u64, bytes: &[u8], fate: Fate) -> io::Result<u64> {
         self.operate()?;
         self.done.writes += 1;
+        self.check_writable()?;
         if self.faults.failing_writes.contains(&(self.done.writes - 1)) {
             return Err(io::Error::from_raw_os_error(EIO));
         }
@@ -490,7 +587,7 @@ impl State {
     }
 
     fn set_size(&mut self, ino: u64, bytes: usize) -> io::Result<()> {
-        self.operate()?;
+        self.change()?;
         let len = self.inode(ino).len();
         self.check_space(bytes.saturating_sub(len))?;
         self.inode(ino).set_len(bytes);
@@ -501,12 +598,17 @@ impl State {
     fn sync(&mut self, ino: u64, committed: Option<u64>) -> io::Result<()> {
         self.operate()?;
         self.done.syncs += 1;
-        let fails = self.faults.failing_syncs.contains(&(self.done.syncs - 1));
+        let failing = self.faults.failing_syncs.contains(&(self.done.syncs - 1));
+        let fails = match (self.read_only, failing) {
+            (true, _) => Some(EROFS),
+            (_, true) => Some(EIO),
+            _ => None,
+        };
         let all = committed.is_none() || self.style == CommitStyle::WriteThenSync;
         let inode = self.inode(ino);
-        if fails {
+        if let Some(errno) = fails {
             inode.lose(|write| Some(write.id) == committed || (all && write.fate == Fate::Dirty));
-            return Err(io::Error::from_raw_os_error(EIO));
+            return Err(io::Error::from_raw_os_error(errno));
         }
         inode.make_durable(committed.filter(|_| !all));
         Ok(())
@@ -522,6 +624,7 @@ impl State {
     fn copy(&self) -> Self {
         let mut copy = self.clone();
         copy.locks.clear();
+        copy.resumed = Arc::default();
         for inode in copy.inodes.values_mut() {
             inode.forget_handles();
         }
@@ -614,6 +717,7 @@ impl DiskFile for SimFile {
                 Err(error) => return (Err(error), blocks),
             };
             done.await;
+            self.disk.answers().await;
             let result = self.disk.0.lock().sync(self.ino, Some(id));
             (result, blocks)
         })
@@ -630,15 +734,29 @@ impl MappedFile for SimFile {
         if !self.writable {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        self.disk.0.lock().set_size(self.ino, in_memory(bytes))
+        let mut state = self.disk.0.lock();
+        state.check_tree_io()?;
+        state.set_size(self.ino, in_memory(bytes))
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.disk.0.lock().check_tree_io()?;
         DiskFile::write_at(self, offset, bytes)
     }
 
+    fn write_out(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+        let state = self.disk.0.lock();
+        state.check_tree_io()?;
+        state.check_writable()
+    }
+
     fn sync(&self) -> io::Result<()> {
-        DiskFile::sync(self)
+        let mut state = self.disk.0.lock();
+        state.check_tree_io().inspect_err(|_| {
+            let inode = state.inode(self.ino);
+            inode.lose(|write| write.fate == Fate::Dirty);
+        })?;
+        state.sync(self.ino, None)
     }
 
     fn map(&self, bytes: u64) -> io::Result<Box<dyn Mapping>> {
@@ -649,6 +767,8 @@ impl MappedFile for SimFile {
 
 /// What Linux says when a device fails.
 const EIO: i32 = 5;
+/// And when a file system is mounted read-only.
+const EROFS: i32 = 30;
 
 fn refused(kind: io::ErrorKind, path: &Path) -> io::Error {
     io::Error::new(kind, format!("{}: {kind}", path.display()))

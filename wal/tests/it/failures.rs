@@ -283,6 +283,45 @@ fn a_full_disk_refuses_entries_but_takes_votes_and_purges() {
     });
 }
 
+/// Entries that their owner can't decline any more are not refused: they go to
+/// the reserve, and what exceeds it waits for room.
+#[test]
+fn a_full_disk_takes_admitted_entries_into_the_reserve() {
+    simulate(async {
+        let disk = SimDisk::new(6);
+        disk.capacity(10 * (64 << 10));
+        let (wal, _) = open_sim(&disk, 6).unwrap();
+        let full_at = fill(&wal, 1).await;
+        let admitted = |index| {
+            let mut batch = entry(1, index, 3000);
+            batch.admitted();
+            batch
+        };
+        for index in full_at..full_at + 8 {
+            wal.commit(admitted(index)).await.unwrap();
+        }
+        assert!(wal.is_space_low());
+        let refused = wal.commit(entry(1, full_at + 8, 3000)).await;
+        assert!(matches!(refused, Err(WalError::NoSpace)), "{refused:?}");
+        // More than the reserve holds.
+        let last = full_at + 100;
+        let writer = wal.clone();
+        let writes = tokio::task::spawn_local(async move {
+            for index in full_at + 8..last {
+                writer.commit(admitted(index)).await.unwrap();
+            }
+        });
+        settle().await;
+        assert!(!writes.is_finished() && wal.stalled_for() > Duration::ZERO);
+        assert!(wal.failure().is_none());
+        disk.capacity(40 * (64 << 10));
+        settle().await;
+        writes.await.unwrap();
+        assert!(!wal.is_space_low());
+        assert_eq!(wal.bounds(StreamId(1)).unwrap().1, LogIndex(last));
+    });
+}
+
 #[test]
 fn no_space_at_all_is_said_when_the_log_is_made() {
     simulate(async {
@@ -325,6 +364,182 @@ fn a_full_disk_after_a_change_of_segment_size_leaves_a_log_that_opens() {
             assert_eq!(wal.bounds(StreamId(1)).unwrap().1, LogIndex(full_at));
         });
     }
+}
+
+/// Runs a log into a fault and gives the reason for its failure. Nothing is
+/// reported durable once the failure is known, and everybody who waits hears.
+async fn reason_of(disk: &SimDisk, wal: &Wal, inject: impl FnOnce()) -> String {
+    wal.commit(entry(1, 0, 10)).await.unwrap();
+    settle().await;
+    let failed = wal.failed();
+    tokio::pin!(failed);
+    let at_once = tokio::time::timeout(Duration::ZERO, &mut failed).await;
+    assert!(at_once.is_err(), "{at_once:?}");
+    inject();
+    let (answered, asked) = (Arc::new(AtomicUsize::new(0)), 120_usize);
+    for n in 0..asked {
+        let (log, answered) = (wal.clone(), Arc::clone(&answered));
+        tokio::task::spawn_local(async move {
+            let done = {
+                let (log, answered) = (log.clone(), Arc::clone(&answered));
+                move |result: std::io::Result<()>| {
+                    assert!(result.is_err() || log.failure().is_none());
+                    answered.fetch_add(1, SeqCst);
+                }
+            };
+            let batch = entry(10 + n as u64, 0, 3000);
+            if log.append(batch, done).await.is_err() {
+                answered.fetch_add(1, SeqCst);
+            }
+        });
+    }
+    let reason = tokio::time::timeout(Duration::from_secs(60), failed)
+        .await
+        .unwrap_or_else(|_| panic!("no failure after {} operations", disk.operations()));
+    settle().await;
+    assert_eq!(answered.load(SeqCst), asked);
+    assert_eq!(wal.stalled_for(), Duration::ZERO);
+    assert_eq!(wal.failure().as_deref(), Some(&*reason));
+    assert_eq!(&*wal.failed().await, &*reason);
+    reason.to_string()
+}
+
+/// What failed, where and why: for the commits, and for all that is done to
+/// segments beside them.
+#[test]
+fn a_failure_names_file_operation_and_error() {
+    simulate(async {
+        let disk = SimDisk::new(8);
+        let (wal, _) = open_sim(&disk, 8).unwrap();
+        let reason = reason_of(&disk, &wal, || disk.read_only(true)).await;
+        let (file, rest) = reason.split_once(": ").unwrap();
+        assert_eq!(file, dir().join("0000000001.wal").display().to_string());
+        let operation = rest
+            .strip_suffix(": Read-only file system (os error 30)")
+            .unwrap();
+        assert!(operation.starts_with("write of "), "{reason}");
+        assert!(operation.contains(" bytes at 0x"), "{reason}");
+        // A start on the same disk says so, too.
+        drop(wal);
+        settle().await;
+        let Err(refused) = open_sim(&disk, 9) else {
+            panic!("a read-only disk was taken");
+        };
+        let refused = refused.to_string();
+        assert!(
+            refused.starts_with(&*dir().display().to_string()),
+            "{refused}"
+        );
+        assert!(
+            refused.ends_with("Read-only file system (os error 30)"),
+            "{refused}"
+        );
+    });
+    let mut operations = std::collections::BTreeSet::new();
+    for fault in 0..96 {
+        simulate(async {
+            let disk = SimDisk::new(fault);
+            let (wal, _) = open_sim(&disk, fault).unwrap();
+            let inject = || match fault % 2 {
+                0 => disk.fail_sync_at(disk.syncs() + fault / 2 % 12),
+                _ => disk.fail_write_at(disk.writes() + fault / 2 % 12),
+            };
+            let reason = reason_of(&disk, &wal, inject).await;
+            let parts: Vec<_> = reason.split(": ").collect();
+            let [file, operation, error] = parts[..] else {
+                panic!("{reason}");
+            };
+            assert!(file.starts_with(&*dir().display().to_string()), "{reason}");
+            assert_eq!(error, "Input/output error (os error 5)");
+            let name = file.rsplit('/').next().unwrap();
+            let name = name.trim_start_matches(|c: char| c.is_ascii_digit());
+            let operation = operation.split(" of ").next().unwrap();
+            operations.insert(format!("{operation} of {name}"));
+        });
+    }
+    let operations: Vec<_> = operations.iter().map(String::as_str).collect();
+    assert_eq!(
+        operations,
+        [
+            "sync of .wal",
+            "sync of preparing.tmp",
+            "write of .wal",
+            "write of preparing.tmp"
+        ]
+    );
+}
+
+/// A failure of the janitor is one of the log: those are answered, too, whose
+/// own commits are still under way.
+#[test]
+fn a_failure_beside_the_commits_answers_those_that_hang() {
+    simulate(async {
+        let disk = SimDisk::new(9);
+        disk.capacity(10 * (64 << 10));
+        let (wal, _) = open_sim(&disk, 9).unwrap();
+        // From now on the janitor tries every second to make a segment.
+        fill(&wal, 1).await;
+        disk.hang();
+        let mut vote = Batch::new();
+        vote.meta(StreamId(2), 0, Bytes::from_static(b"1"));
+        let waiting = tokio::task::spawn_local({
+            let wal = wal.clone();
+            async move { wal.commit(vote).await }
+        });
+        let second = Duration::from_secs(1);
+        tokio::time::sleep(3 * second).await;
+        assert!(!waiting.is_finished() && wal.failure().is_none());
+        assert_eq!(wal.stalled_for(), 3 * second);
+        disk.read_only(true);
+        tokio::time::sleep(2 * second).await;
+        let refused = waiting.await.unwrap();
+        assert!(matches!(refused, Err(WalError::Failed(_))), "{refused:?}");
+        let expected = format!(
+            "{}: creation: Read-only file system (os error 30)",
+            dir().join("preparing.tmp").display()
+        );
+        assert_eq!(&*wal.failed().await, expected);
+        assert_eq!(wal.stalled_for(), Duration::ZERO);
+        // The commit ends well, which changes nothing.
+        disk.read_only(false);
+        disk.resume();
+        settle().await;
+        assert!(wal.commit(entry(3, 0, 10)).await.is_err());
+    });
+}
+
+/// The time during which nothing becomes durable counts from the last progress,
+/// and only while something waits.
+#[test]
+fn a_disk_that_hangs_shows_as_a_stall() {
+    simulate(async {
+        let disk = SimDisk::new(10);
+        let (wal, _) = open_sim(&disk, 10).unwrap();
+        wal.commit(entry(1, 0, 10)).await.unwrap();
+        settle().await;
+        assert_eq!(wal.stalled_for(), Duration::ZERO);
+        disk.hang();
+        let second = Duration::from_secs(1);
+        tokio::time::sleep(5 * second).await;
+        assert_eq!(wal.stalled_for(), Duration::ZERO, "nothing waits");
+        let waiting = tokio::task::spawn_local({
+            let wal = wal.clone();
+            async move { wal.commit(entry(1, 1, 10)).await }
+        });
+        tokio::time::sleep(3 * second).await;
+        assert_eq!(wal.stalled_for(), 3 * second);
+        // Later ones don't hide the first.
+        let later = tokio::task::spawn_local({
+            let wal = wal.clone();
+            async move { wal.commit(entry(2, 0, 10)).await }
+        });
+        tokio::time::sleep(3 * second).await;
+        assert_eq!(wal.stalled_for(), 6 * second);
+        disk.resume();
+        waiting.await.unwrap().unwrap();
+        later.await.unwrap().unwrap();
+        assert_eq!(wal.stalled_for(), Duration::ZERO);
+    });
 }
 
 /// The directory stays locked while anything may still write to it, also

@@ -1,8 +1,8 @@
-//! Says which file it was when reading a mapping fails.
+//! Ends the process when reading a mapping fails, and says which file it was.
 //!
 //! A read of mapped memory has no error to return: if the device fails, or the
-//! file was cut, the kernel sends SIGBUS. Nothing useful can go on from there,
-//! but whoever looks at the remains must learn the file and the page.
+//! file was cut, the kernel sends SIGBUS. The process then says which file and
+//! page it was, and exits as it does after any failure of its disk.
 //!
 //! Kept true:
 //! - The handler takes no lock and no memory: it reads a table of atomics and
@@ -21,6 +21,7 @@ use libc::{c_int, c_void, sigaction, siginfo_t};
 use parking_lot::Mutex;
 
 use crate::blocks::BLOCK_BYTES;
+use crate::disk::EXIT_DISK_FAILED;
 
 /// Mappings beyond this many work as well but die namelessly.
 const SLOTS: usize = 256;
@@ -149,7 +150,7 @@ extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         if let Some((slot, offset)) = found {
             report(slot, offset);
             // SAFETY: may be called from a signal handler.
-            unsafe { libc::abort() };
+            unsafe { libc::_exit(EXIT_DISK_FAILED) };
         }
     }
     pass_on(signal, info, context, by_kernel);
@@ -170,13 +171,12 @@ fn report(slot: &Slot, offset: usize) {
         iov_len: slot.path_bytes.load(Ordering::Relaxed),
     };
     let line = [
-        part(b"SIGBUS: "),
         path,
-        part(b" can't be read at 0x"),
-        part(offset_digits),
-        part(b" (page "),
+        part(b": read of page "),
         part(page_digits),
-        part(b"): the device failed or the file was cut\n"),
+        part(b" at 0x"),
+        part(offset_digits),
+        part(b": the device failed or the file was cut (SIGBUS)\n"),
     ];
     // SAFETY: every part is memory that lives until the call returns. The
     // path too: the thread that met the fault was reading a slice, which

@@ -48,6 +48,10 @@ impl Mapping for SimMapping {
         self.bytes
     }
 
+    fn is_volatile(&self) -> bool {
+        self.disk.0.lock().volatile
+    }
+
     /// Also panics if the bytes are not in the file.
     #[allow(unsafe_code)]
     unsafe fn slice(&self, offset: u64, bytes: usize) -> &[u8] {

@@ -515,6 +515,115 @@ fn mapped_files_meet_the_same_faults() {
     assert_eq!((disk.operations(), disk.writes(), disk.syncs()), (8, 2, 1));
 }
 
+#[tokio::test(start_paused = true)]
+async fn commits_of_a_disk_that_hangs_complete_when_it_resumes() {
+    let (clock, (disk, file)) = (SimClock::new(5), disk_with("a"));
+    let early = file.clone().commit(0, blocks(1), false);
+    disk.hang();
+    let late = file.clone().commit(4096, blocks(2), false);
+    let both = async { tokio::join!(early, late) };
+    tokio::pin!(both);
+    let minute = Duration::from_secs(60);
+    assert!(tokio::time::timeout(minute, &mut both).await.is_err());
+    // They are in the page cache; other calls go on.
+    let written = [block(1), block(2)].concat();
+    assert_eq!(disk.read_file(&at("a")).unwrap(), written);
+    assert!(after_cut(&disk, "a").contains(&Vec::new()));
+    file.write_at(8192, &block(3)).unwrap();
+    // A process that is killed meanwhile finds a disk that answers.
+    let killed = disk.process_kill();
+    let other = killed.open(&at("a"), true).unwrap();
+    other.commit(0, blocks(4), false).await.0.unwrap();
+    let cut = disk.power_cut(1).create(&at("b")).unwrap();
+    cut.commit(0, blocks(4), false).await.0.unwrap();
+    disk.resume();
+    let ((early, _), (late, _)) = both.await;
+    early.unwrap();
+    late.unwrap();
+    assert!(clock.now() < minute + Duration::from_secs(1));
+    assert!(after_cut(&disk, "a").iter().all(|i| i[..8192] == written));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_only_disk_fails_every_change_and_reads_on_until_it_is_writable_again() {
+    let (disk, file) = disk_with("a");
+    file.write_at(0, &block(1)).unwrap();
+    file.sync().unwrap();
+    file.write_at(0, &block(2)).unwrap();
+    let in_flight = file.clone().commit(4096, blocks(3), false);
+    let mapped_file = disk.open_mapped(&at("a"), true).unwrap();
+    disk.read_only(true);
+    let refused = |result: io::Result<()>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(EROFS));
+    };
+    refused(in_flight.await.0);
+    refused(file.clone().commit(0, blocks(9), false).await.0);
+    refused(file.write_at(0, &block(9)));
+    refused(file.sync());
+    refused(mapped_file.write_at(0, &block(9)));
+    refused(mapped_file.write_out(0, 4096));
+    refused(mapped_file.set_size(0));
+    refused(mapped_file.sync());
+    refused(disk.create(&at("b")).map(drop));
+    refused(disk.create_mapped(&at("b")).map(drop));
+    refused(disk.open(&at("a"), true).map(drop));
+    refused(disk.open_mapped(&at("a"), true).map(drop));
+    refused(disk.rename(&at("a"), &at("b")));
+    refused(disk.remove(&at("a")));
+    refused(disk.sync_dir(Path::new("/d")));
+    refused(disk.create_dir(Path::new("/e")));
+    refused(disk.lock(&at("lock")).map(drop));
+    // What is there can be read.
+    disk.create_dir(Path::new("/d")).unwrap();
+    assert_eq!(names(&disk), ["a"]);
+    let mut into = block(0);
+    let reader = disk.open(&at("a"), false).unwrap();
+    assert_eq!(reader.read_at(0, &mut into).unwrap(), 4096);
+    assert_eq!(into, block(2));
+    // A restart finds it the same, and what was not synced is lost for good.
+    for next in [disk.process_kill(), disk.power_cut(1)] {
+        refused(next.lock(&at("lock")).map(drop));
+        next.read_only(false);
+        next.open(&at("a"), true).unwrap().sync().unwrap();
+        assert!(after_cut(&next, "a").iter().all(|i| *i == block(1)));
+    }
+}
+
+#[test]
+fn tree_io_fails_without_the_log_and_until_a_reboot() {
+    let (disk, log) = disk_with("log");
+    let tree = disk.create_mapped(&at("tree")).unwrap();
+    disk.sync_dir(Path::new("/d")).unwrap();
+    tree.write_at(0, &block(1)).unwrap();
+    tree.sync().unwrap();
+    tree.write_at(0, &block(2)).unwrap();
+    disk.fail_tree_io(true);
+    for failed in [
+        tree.write_at(0, &block(3)),
+        tree.write_out(0, 4096),
+        tree.set_size(0),
+        tree.sync(),
+    ] {
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(EIO));
+    }
+    log.write_at(0, &block(4)).unwrap();
+    log.sync().unwrap();
+    assert_eq!(tree.size().unwrap(), 4096);
+    assert_eq!(disk.read_file(&at("tree")).unwrap(), block(2));
+    assert!(after_cut(&disk, "tree").iter().all(|i| *i == block(1)));
+    let killed = disk.process_kill();
+    let tree = killed.open_mapped(&at("tree"), true).unwrap();
+    tree.write_at(0, &block(5)).unwrap();
+    tree.sync().unwrap();
+    disk.fail_tree_io(false);
+    disk.open_mapped(&at("tree"), true).unwrap().sync().unwrap();
+    disk.fail_tree_io(true);
+    disk.read_only(true);
+    disk.fail_sync_at(disk.syncs());
+    disk.end_faults();
+    disk.open_mapped(&at("tree"), true).unwrap().sync().unwrap();
+}
+
 #[test]
 #[should_panic(expected = "bytes that the file has")]
 fn slices_beyond_the_file_are_a_bug() {
