@@ -169,7 +169,8 @@ impl Store {
                 Ok(length)
             }
             Step::Commit { revision } => {
-                let Staged { effects, subs } = self.staged(*revision).unwrap_or_default();
+                let staged = self.staged(*revision);
+                let Staged { effects, subs } = staged.expect("the entry was checked");
                 let places = subs.into_iter().zip(&effects);
                 let bytes = self.apply_effects(*revision, places, scratch)?;
                 self.recent.lock().add(&mut scratch.events);

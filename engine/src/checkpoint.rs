@@ -58,7 +58,12 @@ impl Store {
 
     pub(crate) fn force_checkpoint(&self) -> Result<(), EngineError> {
         let mut checkpoint = self.begin_checkpoint()?;
-        while checkpoint.step(self)? {}
+        let mut write = || {
+            while checkpoint.step(self)? {}
+            checkpoint.write_map(self)
+        };
+        // Half a checkpoint can't be left behind, and nobody is here to retry.
+        write().map_err(|error| self.stop(error))?;
         checkpoint.finish(self)
     }
 
@@ -75,7 +80,9 @@ impl Store {
         let _writer = self.writer.lock();
         let mut tables = self.tables.write();
         let facts = encode_facts(&tables.facts);
-        tables.put_record(Table::Records, STATE_NAME, facts)?;
+        tables
+            .put_record(Table::Records, STATE_NAME, facts)
+            .map_err(|error| self.stop(error))?;
         let generation = tables.pages.generation();
         let (pages, map) = tables.pages.freeze();
         self.log_bytes.store(0, Ordering::Relaxed);
@@ -96,10 +103,27 @@ impl Store {
     }
 }
 
+/// Stops the store, unless the write can be tried again.
+fn stop(store: &Store, error: EngineError) -> EngineError {
+    match error.is_no_space() {
+        true => error,
+        false => store.stop(error),
+    }
+}
+
 impl Checkpoint<'_> {
-    /// Writes some pages; `false` when there are no more.
+    /// Writes some pages; `false` when there are no more. If the disk is full,
+    /// nothing is lost and the step can be tried again; any other error has
+    /// stopped the store.
     pub(crate) fn step(&mut self, store: &Store) -> Result<bool, EngineError> {
-        self.write_some(store).map_err(|error| store.stop(error))
+        self.write_some(store).map_err(|error| stop(store, error))
+    }
+
+    /// Writes the map of pages, after the pages; to be tried again like
+    /// [`Checkpoint::step`].
+    pub(crate) fn write_map(&mut self, store: &Store) -> Result<(), EngineError> {
+        self.write_map_pages(store)
+            .map_err(|error| stop(store, error))
     }
 
     fn write_some(&mut self, store: &Store) -> Result<bool, EngineError> {
@@ -174,17 +198,15 @@ impl Checkpoint<'_> {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        store
-            .file
-            .write_at(self.buffer_page * PAGE_BYTES as u64, &self.buffer)
-            .map_err(|error| store.disk_error(error))?;
+        store.write_at(self.buffer_page * PAGE_BYTES as u64, &self.buffer)?;
         self.buffer.clear();
         Ok(())
     }
 
-    /// Writes what leads to the pages, and lets go of their memory.
-    pub(crate) fn finish(mut self, store: &Store) -> Result<(), EngineError> {
-        self.write_rest(store).map_err(|error| store.stop(error))?;
+    /// Makes what was written durable, then the page that leads to it, and lets
+    /// go of the pages' memory.
+    pub(crate) fn finish(self, store: &Store) -> Result<(), EngineError> {
+        self.write_meta(store).map_err(|error| store.stop(error))?;
         store
             .tables
             .write()
@@ -211,10 +233,11 @@ impl Checkpoint<'_> {
         Ok(())
     }
 
-    fn write_rest(&mut self, store: &Store) -> Result<(), EngineError> {
-        for (page, chunk) in std::mem::take(&mut self.map.chunks) {
+    fn write_map_pages(&mut self, store: &Store) -> Result<(), EngineError> {
+        for at in 0..self.map.chunks.len() {
+            let (page, chunk) = &self.map.chunks[at];
             let bytes: Vec<u8> = chunk.iter().flat_map(|word| word.to_le_bytes()).collect();
-            self.write_run(store, page, PageKind::Map, &bytes)?;
+            self.write_run(store, *page, PageKind::Map, &bytes)?;
         }
         let places: Vec<u8> = self
             .map
@@ -223,18 +246,18 @@ impl Checkpoint<'_> {
             .flat_map(|page| page.to_le_bytes())
             .collect();
         self.write_run(store, self.map.index.page, PageKind::MapIndex, &places)?;
-        self.flush(store)?;
-        let fail = |error| store.disk_error(error);
-        store.file.sync().map_err(fail)?;
+        self.flush(store)
+    }
+
+    fn write_meta(&self, store: &Store) -> Result<(), EngineError> {
+        assert!(self.buffer.is_empty(), "the map is written before this");
+        store.sync()?;
         let place = self.generation % META_PAGES;
         let mut page = vec![0; PAGE_BYTES];
         page[..Meta::BYTES].copy_from_slice(&self.meta(store.config.store).encode());
         seal(&mut page, place, self.generation);
-        store
-            .file
-            .write_at(place * PAGE_BYTES as u64, &page)
-            .map_err(fail)?;
-        store.file.sync().map_err(fail)
+        store.write_at(place * PAGE_BYTES as u64, &page)?;
+        store.sync()
     }
 
     fn meta(&self, store: u128) -> Meta {

@@ -1,7 +1,8 @@
 //! What can go wrong, grouped by what the caller may do about it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::keys::KeyRange;
 use crate::position::{Revision, Ticket};
@@ -46,7 +47,7 @@ pub enum Reject {
 }
 
 /// Why an operation of the engine failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// The request is refused: tell the client.
     #[error(transparent)]
@@ -89,14 +90,34 @@ pub enum EngineError {
         reason: String,
     },
     /// The disk failed; final for this process.
-    #[error("{}: {error}", file.display())]
+    #[error("{}: {operation}: {error}", file.display())]
     Disk {
         /// The file.
         file: PathBuf,
-        /// What the disk said.
-        error: io::Error,
+        /// What was asked of the disk.
+        operation: String,
+        /// The system's answer.
+        error: Arc<io::Error>,
     },
-    /// An earlier failure stopped this store.
+    /// The store is closed or can't be used. One that has failed gives its
+    /// failure instead.
     #[error("the store has stopped: {0}")]
     Stopped(String),
+}
+
+impl EngineError {
+    /// Whether the disk is full: what was refused can be tried again.
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Self::Disk { error, .. } if error.kind() == io::ErrorKind::StorageFull)
+    }
+
+    /// The disk failed `operation` on `file`.
+    pub fn disk(file: &Path, operation: impl Into<String>, error: io::Error) -> Self {
+        Self::Disk {
+            file: file.to_owned(),
+            operation: operation.into(),
+            error: Arc::new(error),
+        }
+    }
 }

@@ -41,7 +41,7 @@ impl Store {
         let names = clear_unfinished(disk, path)?;
         if names.iter().any(|other| other.as_str() == name) {
             let file = disk.open_mapped(path, true);
-            let file = file.map_err(|error| disk_error(path, error))?;
+            let file = file.map_err(|error| EngineError::disk(path, "open", error))?;
             return Self::of_file(path, file, config);
         }
         let store = Self::unnamed(disk, path, config)?;
@@ -59,8 +59,7 @@ impl Store {
         config: Config,
     ) -> Result<Self, EngineError> {
         clear_unfinished(disk, path)?;
-        let file = disk.create_mapped(&unfinished_name(path));
-        let file = file.map_err(|error| disk_error(path, error))?;
+        let file = create_unfinished(disk, path)?;
         let pages = Pages::new(path, file, 1, Space::new(), config.dirty_bytes_max)?;
         Ok(Self::of_tables(
             Tables {
@@ -164,33 +163,42 @@ pub(crate) fn unfinished_name(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn disk_error(path: &Path, error: std::io::Error) -> EngineError {
-    EngineError::Disk {
-        file: path.to_owned(),
-        error,
-    }
+/// Makes the file that [`give_name`] later gives its final name.
+pub(crate) fn create_unfinished(
+    disk: &dyn Disk,
+    path: &Path,
+) -> Result<Arc<dyn MappedFile>, EngineError> {
+    let unfinished = unfinished_name(path);
+    let file = disk.create_mapped(&unfinished);
+    file.map_err(|error| EngineError::disk(&unfinished, "creation", error))
 }
 
 /// Removes what was left unfinished at `path`. Returns the names in its
 /// directory.
 pub(crate) fn clear_unfinished(disk: &dyn Disk, path: &Path) -> Result<Vec<String>, EngineError> {
-    let fail = |error| disk_error(path, error);
     let unfinished = unfinished_name(path);
-    let names = disk.list(dir_of(path)).map_err(fail)?;
+    let dir = dir_of(path);
+    let names = disk.list(dir);
+    let names = names.map_err(|error| EngineError::disk(dir, "list", error))?;
     if names
         .iter()
         .any(|name| Some(name.as_ref()) == unfinished.file_name())
     {
-        disk.remove(&unfinished).map_err(fail)?;
+        let removed = disk.remove(&unfinished);
+        removed.map_err(|error| EngineError::disk(&unfinished, "removal", error))?;
     }
     Ok(names)
 }
 
 /// Gives what is now finished its name.
 pub(crate) fn give_name(disk: &dyn Disk, path: &Path) -> Result<(), EngineError> {
-    let fail = |error| disk_error(path, error);
-    disk.rename(&unfinished_name(path), path).map_err(fail)?;
-    disk.sync_dir(dir_of(path)).map_err(fail)
+    let (unfinished, dir) = (unfinished_name(path), dir_of(path));
+    disk.rename(&unfinished, path).map_err(|error| {
+        let operation = format!("rename to {}", path.display());
+        EngineError::disk(&unfinished, operation, error)
+    })?;
+    disk.sync_dir(dir)
+        .map_err(|error| EngineError::disk(dir, "sync of the directory", error))
 }
 
 fn dir_of(path: &Path) -> &Path {
@@ -351,11 +359,8 @@ pub(crate) struct Map {
 
 impl<'a> View<'a> {
     pub(crate) fn new(path: &'a Path, file: &dyn MappedFile) -> Result<Self, EngineError> {
-        let fail = |error| EngineError::Disk {
-            file: path.to_owned(),
-            error,
-        };
-        let bytes = file.size().map_err(fail)?;
+        let bytes = file.size();
+        let bytes = bytes.map_err(|error| EngineError::disk(path, "size", error))?;
         let pages = bytes / PAGE_BYTES as u64;
         if pages < META_PAGES {
             return Err(EngineError::Foreign {
@@ -363,7 +368,9 @@ impl<'a> View<'a> {
                 reason: format!("{bytes} bytes are too few for a tree file"),
             });
         }
-        let mapping = file.map(bytes).map_err(fail)?;
+        let mapping = file
+            .map(bytes)
+            .map_err(|error| EngineError::disk(path, format!("map of {bytes} bytes"), error))?;
         Ok(Self {
             path,
             mapping,

@@ -235,6 +235,15 @@ impl Pages {
         }
     }
 
+    /// What is known of a page on disk that was found to be right.
+    fn known(&self) -> u32 {
+        if self.mapping.is_volatile() {
+            UNCHECKED
+        } else {
+            CHECKED
+        }
+    }
+
     /// Whether `page` was not read since the file was opened.
     pub(crate) fn is_cold(&self, page: u64) -> bool {
         self.slot(page) == UNCHECKED
@@ -263,7 +272,7 @@ impl Pages {
         let bytes = self.file_bytes(page, pages);
         check_run(bytes, page).map_err(|reason| self.damaged(page, reason))?;
         if let Some(slot) = self.slot_of(page) {
-            slot.store(CHECKED, Ordering::Relaxed);
+            slot.store(self.known(), Ordering::Relaxed);
         }
         Ok(bytes)
     }
@@ -435,7 +444,7 @@ impl Pages {
         for &page in pages {
             if self.frozen(page, generation).is_some() {
                 memory.extend(self.forget(page, self.slot(page)));
-                self.set_slot(page, CHECKED);
+                self.set_slot(page, self.known());
             }
         }
         memory
@@ -457,7 +466,7 @@ impl Pages {
 
     /// Makes the mapping reach to the end of the file.
     pub(crate) fn map_end(&mut self) -> Result<(), EngineError> {
-        let size = self.file.size().map_err(|error| self.disk_error(error))?;
+        let size = self.size()?;
         if size > self.mapping.bytes() {
             self.mapping = map(&self.path, &*self.file, size / PAGE_BYTES as u64)?;
         }
@@ -468,21 +477,19 @@ impl Pages {
     /// Gives free pages at the end of the file back to the file system.
     pub(crate) fn cut_end(&mut self) -> Result<u64, EngineError> {
         let end = self.space.cut_end() * PAGE_BYTES as u64;
-        let size = self.file.size().map_err(|error| self.disk_error(error))?;
+        let size = self.size()?;
         if size > end {
-            self.file
-                .set_size(end)
-                .map_err(|error| self.disk_error(error))?;
+            self.file.set_size(end).map_err(|error| {
+                EngineError::disk(&self.path, format!("cut to {end} bytes"), error)
+            })?;
             self.file_pages = end / PAGE_BYTES as u64;
         }
         Ok(size.saturating_sub(end))
     }
 
-    pub(crate) fn disk_error(&self, error: std::io::Error) -> EngineError {
-        EngineError::Disk {
-            file: self.path.clone(),
-            error,
-        }
+    fn size(&self) -> Result<u64, EngineError> {
+        let size = self.file.size();
+        size.map_err(|error| EngineError::disk(&self.path, "size", error))
     }
 }
 
@@ -502,10 +509,8 @@ fn map(path: &Path, file: &dyn MappedFile, end: u64) -> Result<Box<dyn Mapping>,
     let bytes = (2 * end * PAGE_BYTES as u64)
         .next_power_of_two()
         .max(MAP_BYTES_MIN);
-    file.map(bytes).map_err(|error| EngineError::Disk {
-        file: path.to_owned(),
-        error,
-    })
+    file.map(bytes)
+        .map_err(|error| EngineError::disk(path, format!("map of {bytes} bytes"), error))
 }
 
 /// Checks the bytes of a whole run that should be at `page`.

@@ -336,8 +336,12 @@ impl Tables {
             }
             cursor.next()?;
         }
-        cursor.key_into(&mut key);
-        Ok(key.try_into().ok())
+        if !cursor.key_into(&mut key) {
+            return Ok(None);
+        }
+        let next: Result<[u8; CHANGE_BYTES], _> = key.try_into();
+        let nonsense = |key: Vec<u8>| self.damaged_record(Table::Changes, &key);
+        next.map(Some).map_err(nonsense)
     }
 
     /// A record of `changes`.

@@ -12,11 +12,11 @@ use pontoon_wal::disk::{Disk, MappedFile};
 
 use crate::error::EngineError;
 use crate::format::{META_PAGES, PAGE_BYTES, PageHeader, checksum};
-use crate::open::{View, clear_unfinished, give_name, unfinished_name};
+use crate::open::{View, clear_unfinished, create_unfinished, give_name, unfinished_name};
 use crate::pages::check_run;
 use crate::position::Applied;
 use crate::space::{Chunk, is_marked};
-use crate::store::Store;
+use crate::store::{Store, write_at};
 
 /// Most bytes of a piece, longer runs aside: small enough to be still in the
 /// processor's memory when it is checked, sent and written.
@@ -149,12 +149,7 @@ impl Install {
     /// Begins a copy that will be at `path`, in place of what is there.
     pub fn begin(disk: &dyn Disk, path: &Path) -> Result<Self, EngineError> {
         clear_unfinished(disk, path)?;
-        let unfinished = unfinished_name(path);
-        let file = disk.create_mapped(&unfinished);
-        let file = file.map_err(|error| EngineError::Disk {
-            file: unfinished,
-            error,
-        })?;
+        let file = create_unfinished(disk, path)?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -188,10 +183,12 @@ impl Install {
             rest = after;
         }
         let offset = piece.page * PAGE_BYTES as u64;
-        let written = self.file.write_at(offset, &piece.bytes);
-        written
-            .and_then(|()| self.file.write_out(offset, piece.bytes.len() as u64))
-            .map_err(|error| self.disk_error(error))
+        self.write_at(offset, &piece.bytes)?;
+        let bytes = piece.bytes.len() as u64;
+        self.file.write_out(offset, bytes).map_err(|error| {
+            let operation = format!("write-out of {bytes} bytes at {offset:#x}");
+            EngineError::disk(&self.unfinished(), operation, error)
+        })
     }
 
     /// Gives the copy its name.
@@ -199,12 +196,9 @@ impl Install {
         let Some((page, bytes)) = &self.meta else {
             return Err(self.damaged(0, "the snapshot has no end"));
         };
-        let fail = |error| self.disk_error(error);
-        self.file.sync().map_err(fail)?;
-        self.file
-            .write_at(page * PAGE_BYTES as u64, bytes)
-            .map_err(fail)?;
-        self.file.sync().map_err(fail)?;
+        self.sync()?;
+        self.write_at(page * PAGE_BYTES as u64, bytes)?;
+        self.sync()?;
         let view = View::new(&self.path, &*self.file)?;
         view.map(&view.meta(*page)?)?;
         drop(view);
@@ -219,10 +213,16 @@ impl Install {
         }
     }
 
-    fn disk_error(&self, error: std::io::Error) -> EngineError {
-        EngineError::Disk {
-            file: self.path.clone(),
-            error,
-        }
+    fn unfinished(&self) -> PathBuf {
+        unfinished_name(&self.path)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), EngineError> {
+        write_at(&self.unfinished(), &*self.file, offset, bytes)
+    }
+
+    fn sync(&self) -> Result<(), EngineError> {
+        let synced = self.file.sync();
+        synced.map_err(|error| EngineError::disk(&self.unfinished(), "sync", error))
     }
 }

@@ -9,7 +9,7 @@
 //!   `tables`, then one of `durable`, `reads`, `recent`, `counts`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -90,7 +90,7 @@ pub struct Store {
     pub(crate) wake: Notify,
     pub(crate) checkpoint_wanted: AtomicBool,
     pub(crate) closing: AtomicBool,
-    pub(crate) failure: OnceLock<String>,
+    pub(crate) failure: OnceLock<EngineError>,
 }
 
 /// The checkpoint that a crash would leave us with.
@@ -318,11 +318,19 @@ impl Store {
         let mut cursor = tables.seek(Table::Records, &prefix)?;
         let mut key = Vec::new();
         while cursor.key_into(&mut key) && key.starts_with(&prefix) {
-            let content = tables.record(Table::Records, &key)?.unwrap_or_default();
-            visit(&key[1..], content);
+            let content = tables.record(Table::Records, &key)?;
+            let missing = || tables.damaged_record(Table::Records, &key);
+            visit(&key[1..], content.ok_or_else(missing)?);
             cursor.next()?;
         }
         Ok(())
+    }
+
+    /// The error for a record that is there and makes no sense to the layer
+    /// above: the file isn't what was written.
+    pub fn damaged_record(&self, name: &[u8]) -> EngineError {
+        let tables = self.tables.read();
+        tables.damaged_record(Table::Records, &record_key(name))
     }
 
     /// Bytes of changed pages in memory. An executor that is faster than the
@@ -341,29 +349,35 @@ impl Store {
         )
     }
 
-    /// Why the store has stopped, if it has.
-    pub fn failure(&self) -> Option<&str> {
-        self.failure.get().map(String::as_str)
+    /// The failure that stopped the store, if one has.
+    pub fn failure(&self) -> Option<&EngineError> {
+        self.failure.get()
     }
 
+    /// An error if the store has stopped: the one that stopped it, so that
+    /// every caller can tell damage from a failed disk.
     pub(crate) fn running(&self) -> Result<(), EngineError> {
         match self.failure.get() {
             None => Ok(()),
-            Some(reason) => Err(EngineError::Stopped(reason.clone())),
+            Some(failure) => Err(failure.clone()),
         }
     }
 
-    pub(crate) fn disk_error(&self, error: std::io::Error) -> EngineError {
-        EngineError::Disk {
-            file: self.path.clone(),
-            error,
-        }
+    pub(crate) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), EngineError> {
+        write_at(&self.path, &*self.file, offset, bytes)
     }
 
-    /// Stops the store: what failed once on disk is not tried again.
+    pub(crate) fn sync(&self) -> Result<(), EngineError> {
+        let synced = self.file.sync();
+        synced.map_err(|error| EngineError::disk(&self.path, "sync", error))
+    }
+
+    /// Stops the store: what failed once on disk is not tried again. The first
+    /// failure is kept.
     pub(crate) fn stop(&self, error: EngineError) -> EngineError {
-        if self.failure.set(error.to_string()).is_ok() {
-            tracing::error!("{error}");
+        if self.failure.set(error.clone()).is_ok() {
+            // Its user, who is told, says so.
+            tracing::debug!(%error, "a store has stopped");
         }
         error
     }
@@ -373,4 +387,16 @@ impl Store {
         self.closing.store(true, Ordering::Release);
         self.wake.notify_one();
     }
+}
+
+pub(crate) fn write_at(
+    path: &Path,
+    file: &dyn MappedFile,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<(), EngineError> {
+    file.write_at(offset, bytes).map_err(|error| {
+        let operation = format!("write of {} bytes at {offset:#x}", bytes.len());
+        EngineError::disk(path, operation, error)
+    })
 }

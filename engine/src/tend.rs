@@ -21,6 +21,9 @@ const SCRUB_PAGES: u64 = 64;
 const SCRUB_PAUSE: Duration = Duration::from_millis(250);
 const SCRUB_REST: Duration = Duration::from_secs(600);
 
+/// Before what a full disk refused is tried again.
+const FULL_DISK_PAUSE: Duration = Duration::from_millis(500);
+
 /// How long the others have everything for themselves between two goes of the
 /// sweep, so that few who write meet it at all.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
@@ -41,15 +44,22 @@ impl Store {
     /// task, for this store or together with that of others, on a runtime
     /// with timers.
     pub async fn tend(&self) -> Result<(), EngineError> {
+        let ended = self.work().await;
+        // Whatever it was, the next who asks meets the same error.
+        ended.map_err(|error| self.stop(error))
+    }
+
+    async fn work(&self) -> Result<(), EngineError> {
         let mut scrubbed = 0;
         let mut scrub_at = Instant::now() + SCRUB_PAUSE;
         let mut quiet = Quiet::default();
         while !self.closing.load(Ordering::Acquire) {
             if self.is_checkpoint_due() {
                 let mut checkpoint = self.begin_checkpoint()?;
-                while checkpoint.step(self)? {
+                while self.retry_when_full(|| checkpoint.step(self)).await? {
                     tokio::task::yield_now().await;
                 }
+                self.retry_when_full(|| checkpoint.write_map(self)).await?;
                 checkpoint.finish(self)?;
             } else if self.compact_step(self.sweep_changes()?)? || self.shed_step(SHED_RECORDS)? {
                 tokio::time::sleep(SWEEP_PAUSE).await;
@@ -62,7 +72,7 @@ impl Store {
                 .is_err()
                 && scrub_at <= Instant::now()
             {
-                scrubbed = self.scrub(scrubbed).map_err(|error| self.stop(error))?;
+                scrubbed = self.scrub(scrubbed)?;
                 scrub_at = Instant::now()
                     + match scrubbed {
                         0 => SCRUB_REST,
@@ -71,6 +81,26 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Does a part of a checkpoint again until the disk has room for it. What
+    /// is not written stays in memory and in the log.
+    async fn retry_when_full<T>(
+        &self,
+        mut part: impl FnMut() -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let mut told = false;
+        loop {
+            match part() {
+                Err(error) if error.is_no_space() && !self.closing.load(Ordering::Acquire) => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::warn!(%error, "the disk is full: a checkpoint waits");
+                    }
+                    tokio::time::sleep(FULL_DISK_PAUSE).await;
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     fn sweep_changes(&self) -> Result<usize, EngineError> {

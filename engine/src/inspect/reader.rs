@@ -70,10 +70,7 @@ impl Run {
 
 impl Reader {
     pub(super) fn open(disk: &dyn Disk, path: &Path) -> Result<Self, EngineError> {
-        let fail = |error| EngineError::Disk {
-            file: path.to_owned(),
-            error,
-        };
+        let fail = |error| EngineError::disk(path, "read", error);
         let file = disk.open(path, false).map_err(fail)?;
         let bytes = file.size().map_err(fail)?;
         let reader = Self {

@@ -93,6 +93,47 @@ fn a_checkpoint_starts_when_many_pages_have_changed() {
     });
 }
 
+/// A checkpoint that finds the disk full waits, wherever it is, and what it
+/// writes in the end is whole.
+#[test]
+fn a_checkpoint_waits_for_room_on_a_full_disk() {
+    for room in [0, 4 << 10, 40 << 10, 200 << 10] {
+        let disk = disk(1);
+        let store = Arc::new(open(&disk).unwrap());
+        let hash = LocalSet::new().block_on(&runtime(), async {
+            let tended = Arc::clone(&store);
+            let task = tokio::task::spawn_local(async move { tended.tend().await });
+            disk.capacity((64 << 10) + room);
+            for i in 0..100 {
+                apply(&store, (0..4).map(|k| put(4 * i + k, 500)));
+            }
+            store.request_checkpoint();
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert_eq!(store.checkpoints().borrow().index, 0, "room {room}");
+            assert!(store.failure().is_none());
+            // It goes on with what is in memory.
+            apply(&store, [put(1, 100)]);
+            disk.capacity(u64::MAX);
+            store.request_checkpoint();
+            let durable = async |index| {
+                while store.checkpoints().borrow().index < index {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            durable(100).await;
+            store.request_checkpoint();
+            durable(101).await;
+            let hash = store.applied_hash().unwrap();
+            store.close();
+            task.await.unwrap().unwrap();
+            hash
+        });
+        drop(store);
+        assert_whole(&disk, Path::new(PATH));
+        assert_eq!(open(&disk).unwrap().applied_hash().unwrap(), hash);
+    }
+}
+
 #[test]
 fn a_checkpoint_starts_when_the_log_has_grown_or_on_request() {
     let config = Config {
@@ -146,7 +187,7 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
         let tended = Arc::clone(&store);
         let task = tokio::task::spawn_local(async move { tended.tend().await });
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(store.failure(), None);
+        assert!(store.failure().is_none());
         disk.flip_bit(Path::new(PATH), 40 * 4096 * 8 + 9999);
         let hour = Duration::from_secs(3600);
         let found = tokio::time::timeout(hour, task).await.unwrap().unwrap();
@@ -154,7 +195,19 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
             matches!(found, Err(EngineError::Damaged { page: 40, .. })),
             "{found:?}"
         );
-        assert!(store.failure().unwrap().contains("page 40"));
+        let failure = store.failure().unwrap();
+        assert!(
+            matches!(failure, EngineError::Damaged { page: 40, .. }),
+            "{failure:?}"
+        );
+        // Every later caller can tell that it was damage.
+        let refused = store
+            .checkpoint()
+            .and_then(|()| store.compact_step(1).map(drop));
+        assert!(
+            matches!(refused, Err(EngineError::Damaged { page: 40, .. })),
+            "{refused:?}"
+        );
     });
 }
 

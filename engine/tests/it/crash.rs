@@ -142,9 +142,14 @@ fn a_failed_write_or_sync_stops_the_store_and_loses_nothing() {
             let Ok(store) = open(&disk) else { continue };
             let (covered, result) = work(&store, &entries, n);
             if result.is_err() {
-                assert!(store.failure().is_some());
-                let refused = store.apply(&entries[entries.len() - 1]);
-                assert!(matches!(refused, Err(EngineError::Stopped(_))));
+                let failure = store.failure().unwrap().to_string();
+                // Every later caller gets the same error, not just its text.
+                let refused = store.apply(&entries[entries.len() - 1]).unwrap_err();
+                assert!(matches!(refused, EngineError::Disk { .. }), "{refused:?}");
+                assert_eq!(refused.to_string(), failure);
+                let operation = if sync { ": sync: " } else { ": write of " };
+                assert!(failure.contains(operation), "{failure}");
+                assert!(failure.ends_with("(os error 5)"), "{failure}");
             }
             drop(store);
             recover(&disk.power_cut(n), &entries, &states, covered, n);

@@ -56,6 +56,35 @@ fn a_flipped_bit_in_any_page_is_reported_and_never_read() {
     assert!(reported > harmless / 4);
 }
 
+/// Where checks are not remembered, the next read finds what was damaged under
+/// a running store, and never returns it.
+#[test]
+fn damage_of_a_running_store_is_found_by_the_next_read() {
+    let disk = disk(4);
+    disk.set_volatile(true);
+    let store = open(&disk).unwrap();
+    for entry in &entries(4, 80) {
+        store.apply(entry).unwrap();
+    }
+    store.checkpoint().unwrap();
+    let whole = everything(&store).unwrap();
+    let path = Path::new(PATH);
+    let bytes = disk.read_file(path).unwrap().len() as u64;
+    let mut reported = 0;
+    for page in 2..bytes / 4096 {
+        let bit = page * 4096 * 8 + 999;
+        disk.flip_bit(path, bit);
+        match everything(&store) {
+            Ok(read) => read.assert_same(&whole, &format!("page {page}")),
+            Err(EngineError::Damaged { .. }) => reported += 1,
+            Err(error) => panic!("page {page}: {error}"),
+        }
+        disk.flip_bit(path, bit);
+        everything(&store).unwrap().assert_same(&whole, "repaired");
+    }
+    assert!(reported > 5, "{reported} of {} pages", bytes / 4096);
+}
+
 #[test]
 fn a_scrub_finds_what_nobody_reads() {
     let disk = disk(5);
