@@ -10,6 +10,7 @@ use crate::lead::{Alarms, Damaged};
 use crate::map::RangeMap;
 use crate::member::{self, Alarm, Members};
 use crate::position::{GroupId, LogIndex, NodeId};
+use crate::records;
 use crate::split::Splits;
 
 /// Names of the root group's records.
@@ -48,14 +49,15 @@ impl Cluster {
             ..Self::default()
         };
         for name in [MAP, CEILING, SPLITS, MEMBERS, DAMAGED, ALARMS] {
-            if let Some(content) = store.record(name)? {
-                cluster.record(name, content);
-            }
+            records::read(store, name, |content| {
+                cluster.record(name, content).is_ok().then_some(())
+            })?;
         }
         Ok(cluster)
     }
 
-    /// Follows an entry of the root group. Whether there was something in it.
+    /// Follows an entry of the root group, whose records can be decoded
+    /// ([`records::check`]). Whether there was something in it.
     pub(crate) fn follow(&mut self, index: LogIndex, steps: &[Step]) -> bool {
         let mut news = false;
         for step in steps {
@@ -69,7 +71,7 @@ impl Cluster {
                     name,
                     content: Some(content),
                 } => {
-                    news |= self.record(name, content.clone());
+                    news |= self.record(name, content.clone()) == Ok(true);
                     if name == MAP || name == ALARMS {
                         self.changed = index;
                     }
@@ -80,33 +82,43 @@ impl Cluster {
         news
     }
 
-    fn record(&mut self, name: &[u8], content: Bytes) -> bool {
+    /// Takes note of a record; `false` if it is about something else.
+    fn record(&mut self, name: &[u8], content: Bytes) -> Result<bool, Undecodable> {
         match name {
-            MAP => match RangeMap::decode(content).filter(RangeMap::is_sound) {
-                Some(map) => self.map = Some(Arc::new(map)),
-                None => tracing::error!("the range map in the root group makes no sense"),
-            },
-            CEILING => self.ceiling = self.ceiling.max(Wire::decode(content)),
-            MEMBERS => match member::decode(content) {
-                Some(members) => self.members = Some(Arc::new(members)),
-                None => tracing::error!("the members in the root group make no sense"),
-            },
-            DAMAGED => match Vec::decode(content) {
-                Some(damaged) => self.damaged = damaged.into_iter().collect(),
-                None => tracing::error!("what the root group says of damage makes no sense"),
-            },
-            ALARMS => match Vec::decode(content) {
-                Some(alarms) => self.alarms = alarms.into_iter().collect(),
-                None => tracing::error!("the alarms in the root group make no sense"),
-            },
-            SPLITS => match Splits::decode(content) {
-                Some(splits) => self.splits = splits,
-                None => tracing::error!("the splits in the root group make no sense"),
-            },
-            _ => return false,
+            MAP => {
+                let map = RangeMap::decode(content).filter(RangeMap::is_sound);
+                self.map = Some(Arc::new(map.ok_or(Undecodable)?));
+            }
+            CEILING => {
+                let ceiling = Revision::decode(content).ok_or(Undecodable)?;
+                self.ceiling = self.ceiling.max(Some(ceiling));
+            }
+            MEMBERS => {
+                let members = member::decode(content).ok_or(Undecodable)?;
+                self.members = Some(Arc::new(members));
+            }
+            DAMAGED => {
+                let damaged: Vec<_> = Wire::decode(content).ok_or(Undecodable)?;
+                self.damaged = damaged.into_iter().collect();
+            }
+            ALARMS => {
+                let alarms: Vec<_> = Wire::decode(content).ok_or(Undecodable)?;
+                self.alarms = alarms.into_iter().collect();
+            }
+            SPLITS => self.splits = Splits::decode(content).ok_or(Undecodable)?,
+            _ => return Ok(false),
         }
-        true
+        Ok(true)
     }
+}
+
+/// A record of the root group makes no sense.
+#[derive(Debug, PartialEq, Eq)]
+struct Undecodable;
+
+/// Whether a record, if it is about the cluster, can be decoded.
+pub(crate) fn can_read(name: &[u8], content: &Bytes) -> bool {
+    Cluster::default().record(name, content.clone()).is_ok()
 }
 
 /// Sets the map.

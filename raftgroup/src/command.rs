@@ -9,6 +9,7 @@ use bytes::Bytes;
 use pontoon_engine::{Revision, Step};
 
 use crate::codec::{Wire, wire};
+use crate::mutation::{Mutation, mutated};
 use crate::position::Term;
 use crate::raft::ROOM_BYTES;
 
@@ -41,7 +42,9 @@ impl Command {
         last: Revision,
     ) -> Result<Option<Vec<Step>>, String> {
         let command = Self::decode(bytes).ok_or("its bytes make no sense")?;
-        let fits = command.term == term && command.base.is_none_or(|base| base == last);
+        let base_fits = command.base.is_none_or(|base| base == last);
+        let base_fits = base_fits || mutated(Mutation::EntryOnAnyState);
+        let fits = command.term == term && base_fits;
         Ok(fits.then_some(command.steps))
     }
 }

@@ -29,6 +29,9 @@ pub enum Failure {
     /// The request is larger than a log entry can be; nothing has changed.
     #[error("etcdserver: request is too large")]
     TooLarge,
+    /// Too few replicas could copy the range in time; it is as it was.
+    #[error("pontoon: the split was abandoned: too few replicas were ready in time")]
+    SplitAbandoned,
     /// Whether it was done is not known.
     #[error("etcdserver: leader changed")]
     LeaderChanged,

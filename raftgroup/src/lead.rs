@@ -8,7 +8,7 @@
 //! - What is held in memory is bounded: by the queue of jobs, by the number
 //!   of batches on their way, and by the bytes of each.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,12 +29,12 @@ use crate::ledger::Ledger;
 use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Done, Grant, Heard, Work};
 use crate::node::Inner;
-use crate::position::{LogIndex, NodeId, Term};
+use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::Leadership;
 use crate::replica::{Job, Note, Replica};
 use crate::runtime::watched as watch;
 use crate::sequence::Sequencing;
-use crate::split::{SplitRecord, Splitting};
+use crate::split::{SplitRecord, Splitting, abandoned};
 use crate::txn::TxnId;
 
 mod evaluate;
@@ -82,12 +82,14 @@ pub(crate) async fn serve(
     // It goes on when its group is split, until the term is over.
     let mut sequencer: Option<(Term, AtDesk)> = None;
     let mut hand_over_at = None;
+    // A leader that can't serve for so long leaves it to another.
+    let useless_max = node.config.timing.election_max;
     loop {
         let now = *leadership.borrow_and_update();
         let leads = now.ready && now.leader == Some(me) && now.term > spent;
-        if let Some((_, (_, sequencing))) =
-            sequencer.take_if(|(term, _)| !leads || *term != now.term)
-        {
+        // One whose disk stalls may go on in the same epoch: its books must stay.
+        let keeps_books = |term: Term| term == now.term && (leads || now.suspended);
+        if let Some((_, (_, sequencing))) = sequencer.take_if(|(term, _)| !keeps_books(*term)) {
             sequencing.end();
         }
         let declined = |now: Leadership| match now.leader {
@@ -103,18 +105,31 @@ pub(crate) async fn serve(
                         let at_desk = (Arc::clone(ledger), sequencing.clone());
                         sequencer = Some((now.term, at_desk));
                     }
+                    hand_over_at = None;
                     spent = lead.run(&mut jobs, &mut notes, &mut leadership).await;
                 }
                 // What it proposed first was not taken; does it still lead?
-                None => tokio::time::sleep(RETRY).await,
+                None => {
+                    tokio::time::sleep(RETRY).await;
+                    let useless = node.sequencer().is_some() || replica.id.is_root();
+                    let by = hand_over_at.get_or_insert_with(|| Instant::now() + useless_max);
+                    if useless && *by <= Instant::now() {
+                        hand_over_at = None;
+                        node.hand_over(&replica).await;
+                    }
+                }
             }
             continue;
         }
         // Nobody leads in a spent term any more, but as long as the others hear
-        // this node, they wait for it.
-        let is_spent = now.leader == Some(me) && now.term <= spent;
-        hand_over_at =
-            is_spent.then(|| hand_over_at.unwrap_or_else(|| Instant::now() + HAND_OVER_AFTER));
+        // this node, they wait for it. The same if it doesn't get ready.
+        let wins = now.leader == Some(me);
+        let patience = if now.term <= spent {
+            HAND_OVER_AFTER
+        } else {
+            useless_max
+        };
+        hand_over_at = wins.then(|| hand_over_at.unwrap_or_else(|| Instant::now() + patience));
         tokio::select! {
             biased;
             changed = leadership.changed() => if changed.is_err() {
@@ -200,6 +215,8 @@ enum Freight {
     Leases,
     /// The group becomes smaller.
     Split(Splitting),
+    /// A split takes too long: it will not happen.
+    Abandon(GroupId),
     /// What it was split off may go.
     Shed,
     /// Something about splits, in the root group.
@@ -278,6 +295,8 @@ struct Lead<'a> {
     last: Revision,
     asked: VecDeque<Batch>,
     flights: VecDeque<Flight>,
+    /// Who waits for each of them.
+    unanswered: BTreeMap<u64, propose::Finish>,
     launched: u64,
     /// The newest entry that was applied in this term, with its revision.
     applied: (Revision, LogIndex),
@@ -344,7 +363,10 @@ impl<'a> Lead<'a> {
             None => return None,
         };
         let store = replica.group.store();
-        let records = SplitRecord::all(&store);
+        let records = SplitRecord::all(&store).map_err(|error| replica.group.report(&error));
+        let records = records.ok()?;
+        let abandoned = abandoned(&store).map_err(|error| replica.group.report(&error));
+        let abandoned = abandoned.ok()?;
         for record in &records {
             if map.keys_of(record.child).is_none() {
                 // The log has a split that the map hasn't: that comes first.
@@ -386,6 +408,7 @@ impl<'a> Lead<'a> {
             last: store.last_revision(),
             asked: VecDeque::new(),
             flights: VecDeque::new(),
+            unanswered: BTreeMap::new(),
             launched: 0,
             applied: (store.last_revision(), replica.applied()),
             held: VecDeque::new(),
@@ -395,7 +418,7 @@ impl<'a> Lead<'a> {
             latches: Latches::default(),
             txns: Txns::default(),
             lessor: Lessor::default(),
-            splits: SplitsHere::of(&records),
+            splits: SplitsHere::of(&records, abandoned),
             member_jobs: Vec::new(),
             changing_members: false,
             compare_at: Instant::now() + node.config.compare_every,
@@ -412,7 +435,7 @@ impl<'a> Lead<'a> {
         match lead.take_over() {
             Ok(()) => Some(lead),
             Err(error) => {
-                tracing::error!("group {}: {error}", replica.id);
+                replica.group.report(&error);
                 None
             }
         }
@@ -520,7 +543,9 @@ impl<'a> Lead<'a> {
             Note::Barrier(barrier) => self.wait_for(barrier),
             Note::Job(job) => match &job.work {
                 Work::Lease(_) => self.lease_work(job),
-                Work::Split { .. } | Work::MapSplit { .. } => self.split_work(job),
+                Work::Split { .. } | Work::MapSplit { .. } | Work::CancelSplit { .. } => {
+                    self.split_work(job);
+                }
                 Work::Member(_) => self.member_work(job),
                 Work::Count { .. } => self.count(job),
                 Work::Transfer { to } => {
@@ -616,7 +641,7 @@ impl<'a> Lead<'a> {
     async fn wake(&mut self) {
         if self.replica.group.is_quiet() {
             // If it fails, so will the proposals.
-            let _ = self.replica.rounds.confirm().await;
+            let _ = self.replica.rounds.confirm_in(self.term).await;
         }
     }
 
@@ -636,6 +661,7 @@ impl<'a> Lead<'a> {
                     Freight::Prepare(txn) => self.prepared(txn),
                     Freight::Decisions(decisions) => self.decided(decisions, true),
                     Freight::Split(splitting) => self.split_landed(splitting, true),
+                    Freight::Abandon(child) => self.abandon_landed(child, true),
                     Freight::Shed => self.shed_landed(true),
                     Freight::Noted => self.noted(),
                     Freight::Members => self.changing_members = false,
@@ -656,6 +682,7 @@ impl<'a> Lead<'a> {
                     match flight.freight {
                         Freight::Decisions(decisions) => self.decided(decisions, false),
                         Freight::Split(splitting) => self.split_landed(splitting, false),
+                        Freight::Abandon(child) => self.abandon_landed(child, false),
                         Freight::Shed => self.shed_landed(false),
                         Freight::Noted => self.noted(),
                         Freight::Members => self.changing_members = false,
@@ -714,6 +741,7 @@ impl<'a> Lead<'a> {
     /// A flight has ended. One that was not taken may do so before those
     /// launched earlier.
     fn landed(&mut self, id: u64) -> Option<Flight> {
+        self.unanswered.remove(&id);
         let at = self.flights.iter().position(|flight| flight.id == id)?;
         self.flights.remove(at)
     }
@@ -786,8 +814,9 @@ impl<'a> Lead<'a> {
         }
     }
 
-    /// Nothing more is done here; what was proposed is answered when its fate
-    /// is known.
+    /// Nothing more is done here. What was proposed is answered when its fate
+    /// is known, or after an election timeout as unknown: a disk that hangs, or
+    /// a network that is cut, may keep its fate from this node for long.
     fn end(&mut self, leader: Option<NodeId>) {
         let leader = leader.filter(|leader| *leader != self.node.me);
         let asked = std::mem::take(&mut self.asked);
@@ -810,6 +839,16 @@ impl<'a> Lead<'a> {
             job.finish(Err(Declined::Unknown));
         }
         self.end_txns();
+        let unanswered = std::mem::take(&mut self.unanswered);
+        if !unanswered.is_empty() {
+            let patience = self.node.config.timing.election_min;
+            self.node.scope.spawn(async move {
+                tokio::time::sleep(patience).await;
+                for finish in unanswered.into_values() {
+                    finish.finish(Err(Declined::Unknown));
+                }
+            });
+        }
         self.replica.busy.store(true, Ordering::Relaxed);
     }
 }

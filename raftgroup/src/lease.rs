@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::codec::{Wire, wire};
 use crate::position::GroupId;
+use crate::records;
 
 /// A lease that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,8 +173,17 @@ fn name(id: i64) -> Bytes {
 }
 
 fn id_of(name: &[u8]) -> Option<i64> {
-    let id = name.strip_prefix(PREFIX)?;
-    Some(i64::from_be_bytes(id.try_into().ok()?))
+    id_from(name.strip_prefix(PREFIX)?)
+}
+
+fn id_from(bytes: &[u8]) -> Option<i64> {
+    Some(i64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// Whether a record, if it is a lease's, can be decoded.
+pub(crate) fn can_read(name: &[u8], content: &Bytes) -> bool {
+    !name.starts_with(PREFIX)
+        || (id_of(name).is_some() && LeaseRecord::decode(content.clone()).is_some())
 }
 
 /// The leases, as this node's replica of the root group knows them.
@@ -183,21 +193,15 @@ pub(crate) struct Leases(Mutex<BTreeMap<i64, LeaseRecord>>);
 impl Leases {
     /// Begins anew with what the store has.
     pub(crate) fn read(&self, store: &Store) -> Result<(), EngineError> {
-        let mut found = BTreeMap::new();
-        store.records(PREFIX, &mut |name, content| {
-            let record = LeaseRecord::decode(Bytes::copy_from_slice(content));
-            match id_of(name).zip(record) {
-                Some((id, record)) => {
-                    found.insert(id, record);
-                }
-                None => tracing::error!("a lease's record makes no sense"),
-            }
+        let found = records::read_all(store, PREFIX, |id, content| {
+            id_from(&id).zip(LeaseRecord::decode(content))
         })?;
-        *self.0.lock() = found;
+        *self.0.lock() = found.into_iter().collect();
         Ok(())
     }
 
-    /// Follows an entry of the root group.
+    /// Follows an entry of the root group, whose records can be decoded
+    /// ([`records::check`]).
     pub(crate) fn follow(&self, steps: &[Step]) {
         for step in steps {
             let Step::Record { name, content } = step else {

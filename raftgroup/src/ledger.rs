@@ -361,9 +361,15 @@ impl Ledger {
     /// The root group's own writes through `newest` are applied, and decided
     /// through `resolved`.
     pub(crate) fn own_applied(&mut self, newest: Revision, resolved: Revision, index: LogIndex) {
-        self.root_applied = self.root_applied.max(newest);
+        self.root_has(newest);
         let root = self.books.get_mut(&GroupId::ROOT).expect("it is there");
         root.resolve(resolved, index);
+    }
+
+    /// The root group's store has revisions through `newest`, so no other
+    /// sequencer will grant them.
+    pub(crate) fn root_has(&mut self, newest: Revision) {
+        self.root_applied = self.root_applied.max(newest);
     }
 
     /// What the root group's own writes were given and is not applied will
@@ -384,8 +390,9 @@ impl Ledger {
         }
     }
 
-    /// A revision that every acknowledged write is at or below; to be
-    /// confirmed before anyone reads at it (rule 3).
+    /// A revision that every acknowledged write is at or below, if
+    /// [`Ledger::root_has`] what is applied after a round that began when it was
+    /// asked for (rule 3).
     pub(crate) fn read_point(&self) -> Revision {
         self.next.previous().min(self.limit())
     }

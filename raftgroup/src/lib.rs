@@ -9,6 +9,7 @@ mod codec;
 mod command;
 mod compare;
 mod error;
+mod health;
 mod lead;
 mod lease;
 mod ledger;
@@ -20,12 +21,14 @@ mod marks;
 mod member;
 mod mend;
 mod message;
+mod mutation;
 mod node;
 mod opening;
 mod position;
 mod raft;
 mod read;
 mod reconcile;
+mod records;
 mod replica;
 mod rest;
 mod rounds;
@@ -37,6 +40,7 @@ mod txn;
 mod watch;
 
 pub use error::Failure;
+pub use health::{Condition, Fault, Unserved};
 pub use lease::{LeaseGranted, LeaseStatus};
 pub use ledger::LedgerOpen;
 pub use link::{
@@ -46,6 +50,8 @@ pub use link::{
 pub use look::{LedgerLook, Look};
 pub use map::{Placed, RangeMap, profile};
 pub use member::{Alarm, Member, MemberReject};
+#[doc(hidden)]
+pub use mutation::Mutation;
 pub use node::{Config, ContentSum, Node, NodeFailure, ReplicaStatus};
 pub use position::{GroupId, LogIndex, NodeId, Term};
 pub use raft::Timing;

@@ -4,6 +4,7 @@
 //! - What is sent to one peer arrives in the order it was queued, calls and
 //!   one-way messages alike; some of it may be missing. A call is taken once,
 //!   even if the network repeats it.
+//! - A call to a peer ends as lost, at the latest, when the peer is suspected.
 //! - A call ends once, and a reply ends only the call that it answers: ids
 //!   begin where the incarnation decides, so that a reply to an earlier life of
 //!   this process finds nobody.
@@ -219,8 +220,24 @@ impl Link {
     /// is suspected.
     pub fn is_alive(&self, peer: NodeId) -> bool {
         let suspect = self.timing.suspect;
-        let heard = |peer: &Peer| peer.incarnation.is_some() && peer.heard.elapsed() < suspect;
+        let heard = |peer: &Peer| {
+            let is_there = peer.incarnation.is_some() && peer.incarnation != peer.forsaken;
+            is_there && peer.heard.elapsed() < suspect
+        };
         peer == self.me || self.peers.lock().get(&peer).is_some_and(heard)
+    }
+
+    /// Suspects a peer that has said that it ends: nothing will come of what
+    /// was asked of it, and only another incarnation of it is alive again. The
+    /// handler is not told.
+    pub(crate) fn forsake(&self, peer: NodeId) {
+        let mut peers = self.peers.lock();
+        let calls = peers.get_mut(&peer).map(|peer| {
+            peer.forsaken = peer.incarnation;
+            peer.suspect()
+        });
+        drop(peers);
+        drop(calls);
     }
 
     fn send(&self, to: NodeId, content: Content) -> Result<(), Unsent> {
@@ -352,6 +369,8 @@ struct Peer {
     sent: Instant,
     /// The last that was heard of.
     incarnation: Option<u64>,
+    /// The one that has said that it ends.
+    forsaken: Option<u64>,
     up: bool,
     suspected: bool,
     calls: BTreeMap<u64, ReplySender>,
@@ -371,6 +390,7 @@ impl Peer {
             heard: now,
             sent: now,
             incarnation: None,
+            forsaken: None,
             up: false,
             suspected: false,
             calls: BTreeMap::new(),
@@ -393,6 +413,10 @@ impl Peer {
 
     /// Notes that it lives; gives the event, if that is news.
     fn hear(&mut self, incarnation: u64) -> Option<PeerEvent> {
+        if self.forsaken == Some(incarnation) {
+            // Sent before it said so.
+            return None;
+        }
         self.heard = Instant::now();
         let earlier = self.incarnation.replace(incarnation);
         if self.up && earlier == Some(incarnation) {
@@ -408,8 +432,10 @@ impl Peer {
         })
     }
 
-    fn suspect(&mut self) {
+    /// Returns the calls that nobody will answer.
+    fn suspect(&mut self) -> BTreeMap<u64, ReplySender> {
         (self.up, self.suspected) = (false, true);
+        std::mem::take(&mut self.calls)
     }
 }
 
@@ -549,6 +575,7 @@ impl Receiver {
         let now = Instant::now();
         let mut next = now + suspect;
         let (mut quiet, mut silent) = (Vec::new(), Vec::new());
+        let mut lost = Vec::new();
         let _telling = self.link.telling.lock();
         for (id, peer) in self.link.peers.lock().iter_mut() {
             if peer.connected {
@@ -560,13 +587,14 @@ impl Receiver {
             }
             if !peer.suspected {
                 if peer.heard + suspect <= now {
-                    peer.suspect();
+                    lost.push(peer.suspect());
                     silent.push(*id);
                 } else {
                     next = next.min(peer.heard + suspect);
                 }
             }
         }
+        drop(lost);
         for peer in quiet {
             // If the queue is full, there is enough to hear of this node.
             let _ = self.link.send(peer, Content::Ping);
@@ -575,5 +603,28 @@ impl Receiver {
             self.handler.peer(peer, PeerEvent::Suspected);
         }
         next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_taken_once_also_from_a_peer_that_ends() {
+        let mut peer = Peer::new();
+        assert!(peer.hear(7).is_some());
+        assert!(peer.take(1));
+        peer.forsaken = peer.incarnation;
+        peer.suspect();
+        // What it had sent before still arrives, some of it twice.
+        assert_eq!(peer.hear(7), None);
+        assert!(!peer.up && !peer.take(1) && peer.take(2));
+        let next = PeerEvent::Up {
+            incarnation: 8,
+            restarted: true,
+        };
+        assert_eq!(peer.hear(8), Some(next));
+        assert!(peer.up && peer.take(1));
     }
 }

@@ -80,6 +80,7 @@ impl Node {
         let replica = self.0.replica(group)?;
         let store = replica.group.store();
         let keys = store.count(&store.bounds(), store.revision());
+        let keys = keys.map_err(|error| replica.group.report(&error));
         let jobs = &replica.jobs;
         Some(Look {
             keys: keys.ok().and_then(|keys| u64::try_from(keys).ok()),

@@ -2,7 +2,8 @@
 //!
 //! Kept true: a replica has passed a revision only if it has applied the log
 //! entry, and its node the root entry, that came with it; then what it shows
-//! at that revision never changes. What it has passed never goes back.
+//! at that revision never changes. What it has passed never goes back, unless
+//! the replica does: one that is rebuilt begins again.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -51,9 +52,19 @@ pub(crate) struct Told {
 /// Where one replica stands.
 #[derive(Debug, Default)]
 struct Place {
-    passed: Revision,
+    passed: Passed,
     /// Not reached yet, lowest first, each with the root entry it needs.
     waiting: VecDeque<(Closed, LogIndex)>,
+}
+
+/// The highest mark that a replica here has reached.
+#[derive(Clone, Copy, Debug, Default)]
+struct Passed {
+    revision: Revision,
+    /// The entries that it took: a replica that is rebuilt has to reach them
+    /// again.
+    index: LogIndex,
+    root: LogIndex,
 }
 
 impl Told {
@@ -92,12 +103,22 @@ impl Told {
         };
         let reached =
             |(closed, needs): &(Closed, LogIndex)| closed.index <= index && *needs <= root;
+        let passed = &mut place.passed;
         if let Some(last) = place.waiting.iter().rposition(reached) {
-            for (closed, _) in place.waiting.drain(..=last) {
-                place.passed = place.passed.max(closed.revision);
+            // Higher ones come later.
+            for (closed, needs) in place.waiting.drain(..=last) {
+                *passed = Passed {
+                    revision: closed.revision,
+                    index: closed.index,
+                    root: needs,
+                };
             }
         }
-        place.passed
+        if passed.index <= index && passed.root <= root {
+            passed.revision
+        } else {
+            Revision(0)
+        }
     }
 
     /// Whether the group was announced in this epoch.
@@ -110,7 +131,7 @@ impl Told {
         let place = self.places.get(&group);
         place.map_or(Revision(0), |place| {
             let waiting = place.waiting.back().map(|(closed, _)| closed.revision);
-            place.passed.max(waiting.unwrap_or_default())
+            place.passed.revision.max(waiting.unwrap_or_default())
         })
     }
 }
@@ -120,7 +141,7 @@ impl Place {
         let newest = self
             .waiting
             .back()
-            .map_or(self.passed, |(newest, _)| newest.revision);
+            .map_or(self.passed.revision, |(newest, _)| newest.revision);
         if closed.revision <= newest {
             return;
         }
@@ -162,8 +183,10 @@ mod tests {
         assert_eq!(told.passed(GROUP, LogIndex(6), LogIndex(9)), Revision(0));
         assert_eq!(told.passed(GROUP, LogIndex(7), LogIndex(4)), Revision(0));
         assert_eq!(told.passed(GROUP, LogIndex(7), LogIndex(5)), Revision(10));
-        // It never goes back.
-        assert_eq!(told.passed(GROUP, LogIndex(0), LogIndex(0)), Revision(10));
+        // A replica that is rebuilt, or the root group's, has to get there again.
+        assert_eq!(told.passed(GROUP, LogIndex(0), LogIndex(9)), Revision(0));
+        assert_eq!(told.passed(GROUP, LogIndex(7), LogIndex(4)), Revision(0));
+        assert_eq!(told.passed(GROUP, LogIndex(7), LogIndex(5)), Revision(10));
         assert_eq!(told.closed(GroupId(9)), Revision(0));
     }
 

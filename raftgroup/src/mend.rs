@@ -17,10 +17,13 @@ use pontoon_wal::{Clock, Wal, WalError};
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
+use crate::codec::Wire;
 use crate::link::{Handler, PeerEvent, Reply};
 use crate::member::MemberWork;
-use crate::message::{Answered, Declined, Done, Forward, Work};
+use crate::message::{Answered, Declined, Done, Forward, Message, Outcome, Work};
+use crate::mutation::{Mutation, mutated};
 use crate::node::{Inner, NodeFailure};
+use crate::opening::next_pause;
 use crate::position::{GroupId, NodeId};
 use crate::raft::{Begin, GroupFailure, Stop, begin_again, doom};
 use crate::replica::Replica;
@@ -29,22 +32,42 @@ use crate::replica::Replica;
 const RETRY: Duration = Duration::from_millis(100);
 
 impl Inner {
-    /// Has a replica rebuilt that can't be opened, or has found itself damaged.
+    /// Has a replica rebuilt that can't be opened, or has found itself damaged,
+    /// however often it takes.
     pub(crate) fn mend(self: &Arc<Self>, group: GroupId, reason: String) {
-        tracing::error!("group {group}: its replica here is damaged and will be rebuilt: {reason}");
-        if self.damaged.lock().insert(group, reason).is_some() {
+        if self.addresses().len() < 2 {
+            let reason = format!("group {group} is damaged, and no other member has it: {reason}");
+            return self.health.fail(reason);
+        }
+        if mutated(Mutation::DamageIsNotRebuilt) {
             return;
         }
+        let known = self.damaged.lock().insert(group, reason.clone());
+        if known.is_some() {
+            return;
+        }
+        tracing::error!(%group, reason, "the replica is damaged and will be rebuilt");
         let node = Arc::clone(self);
         self.scope.spawn(async move {
-            let replica = node.replica(group);
+            let claim = node.claims.claimed(group).await;
+            let mut replica = node.replicas.write().remove(&group);
             if let Some(replica) = &replica {
-                node.replicas.write().remove(&group);
                 replica.group.close().await;
             }
-            if let Err(error) = node.rebuild(group, replica).await {
-                tracing::error!("group {group}: {error}");
+            let mut pause = Duration::ZERO;
+            loop {
+                match node.rebuild(group, replica.take()).await {
+                    Ok(_) => break,
+                    Err(NodeFailure::Failed(fault)) => return node.health.fail(fault.0),
+                    Err(error) => {
+                        pause = next_pause(pause);
+                        tracing::error!(%group, %error, ?pause, "the replica is not rebuilt yet");
+                        tokio::time::sleep(pause).await;
+                    }
+                }
             }
+            drop(claim);
+            node.copies.opens.notify_one();
         });
     }
 
@@ -68,7 +91,7 @@ impl Inner {
         if let Some(replica) = replica {
             replica.group.end().await;
         }
-        let failed = |error: GroupFailure| NodeFailure::Group(group, error.to_string());
+        let failed = |error: GroupFailure| NodeFailure::of(group, error);
         let config = self.group_config(group);
         let (wal, term, leader) = (self.wal.clone(), counted.term, counted.leader);
         let begun = begin_again(&config, wal, &*self.disk, term, leader).await;
@@ -127,12 +150,16 @@ impl Inner {
             tokio::time::sleep(RETRY).await;
         }
     }
+}
 
-    /// Looks for replicas that have found themselves damaged.
-    pub(crate) fn look_for_damage(self: &Arc<Self>) {
-        for replica in self.replicas() {
+/// Has replicas rebuilt that have found themselves damaged, for as long as the
+/// node runs.
+pub(crate) async fn watch_damage(node: Arc<Inner>) {
+    loop {
+        node.health.damage.notified().await;
+        for replica in node.replicas() {
             if let Some(Stop::Damaged(reason)) = replica.group.failure() {
-                self.mend(replica.id, reason);
+                node.mend(replica.id, reason);
             }
         }
     }
@@ -219,7 +246,13 @@ impl Handler for Gate {
 
     fn called(&self, from: NodeId, message: bytes::Bytes, reply: Reply) {
         if let Some(node) = self.node() {
-            node.called(from, message, reply);
+            return node.called(from, message, reply);
+        }
+        // Work that is sent to a node that just starts is certainly not done:
+        // without an answer, the sender would have to say that nobody knows.
+        if let Some(Message::Forward(_)) = Message::decode(message) {
+            let outcome: Outcome = Err(Declined::NotLeader(None));
+            reply.send(outcome.encode());
         }
     }
 

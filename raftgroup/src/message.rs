@@ -1,7 +1,7 @@
 //! What nodes say to each other.
 //!
 //! Everything is a call with an answer, so that whoever asked knows whether it
-//! was heard; only [`Message::Quiet`] is just told.
+//! was heard; only [`Message::Quiet`] and [`Message::Failing`] are just told.
 
 use bytes::Bytes;
 use pontoon_engine::{Answer, Range, Reject, Request, Revision};
@@ -46,6 +46,14 @@ pub(crate) enum Message {
     /// Whether a node is a member, or is still counted by some group;
     /// answered with an `Option<bool>`.
     IsMember { node: NodeId },
+    /// Whether a node may be given the lead of a group; answered with a
+    /// [`Heard`].
+    TakesLeads,
+    /// This node has failed and will be gone in a moment.
+    Failing,
+    /// To a node that is believed to lead quiet groups, each in a term;
+    /// answered with a `Vec<GroupId>` of those that it doesn't lead.
+    Leads { groups: Vec<(GroupId, Term)> },
     /// What a replica held at an entry; answered with an `Option` of a
     /// [`crate::compare::Compared`].
     Compared { group: GroupId, index: LogIndex },
@@ -65,6 +73,9 @@ wire!(enum Message {
     10 => SplitReady { child },
     11 => IsMember { node },
     12 => Compared { group, index },
+    13 => Failing,
+    14 => Leads { groups },
+    15 => TakesLeads,
 });
 
 /// Whether something was taken note of.
@@ -130,6 +141,8 @@ pub(crate) enum Work {
     Split { key: Bytes },
     /// The parent's log has the split; for the root group.
     MapSplit { parent: GroupId, child: GroupId },
+    /// The parent's log has abandoned the split; for the root group.
+    CancelSplit { parent: GroupId, child: GroupId },
     /// Changes the members; for the root group.
     Member(MemberWork),
     /// How a group counts a node.
@@ -151,6 +164,7 @@ wire!(enum Work {
     9 => Member(work),
     10 => Count { id },
     11 => Transfer { to },
+    12 => CancelSplit { parent, child },
 });
 
 impl Work {
@@ -163,6 +177,7 @@ impl Work {
                 | Self::Lease(_)
                 | Self::Split { .. }
                 | Self::MapSplit { .. }
+                | Self::CancelSplit { .. }
                 | Self::Member(_)
                 | Self::Count { .. }
                 | Self::Transfer { .. }

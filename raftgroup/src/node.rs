@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::codec::Wire;
 use crate::error::Failure;
+use crate::health::{self, Fault, Health};
 use crate::lead;
 use crate::lease::{LeaseGranted, LeaseStatus, Leases};
 use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
@@ -33,8 +34,9 @@ use crate::marks::Told;
 use crate::member::{Alarm, Member, MemberWork};
 use crate::mend::Gate;
 use crate::message::{Heard, Message};
+use crate::opening::Claims;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Begin, Tenders, Timing};
+use crate::raft::{Begin, GroupFailure, Tenders, Timing};
 use crate::read::{Answers, ReadPoints};
 use crate::replica::{Note, Replica};
 use crate::runtime::Scope;
@@ -45,6 +47,9 @@ use crate::{compare, mend, opening, reconcile, rest, split};
 
 /// How long the last checkpoints may take when a node ends.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
+
+/// A replica that has so many committed entries to apply has not caught up.
+const BEHIND_ENTRIES_MAX: u64 = 1000;
 
 /// How a node is kept.
 #[derive(Clone, Debug)]
@@ -99,6 +104,10 @@ pub struct Config {
     pub lease_ttl_secs_min: i64,
     /// What this node takes for a second of a lease's life.
     pub second: Duration,
+    /// How long the disk may hang before the node fails.
+    pub stall_max: Duration,
+    /// How long a split may take before it is abandoned.
+    pub split_max: Duration,
 }
 
 impl Config {
@@ -136,7 +145,17 @@ impl Config {
             compare_every: Duration::from_secs(60),
             lease_ttl_secs_min: 2,
             second: Duration::from_secs(1),
+            stall_max: Duration::from_secs(60),
+            split_max: Duration::from_secs(600),
         }
+    }
+}
+
+impl Config {
+    /// Where its log is.
+    pub(crate) fn log_dir(&self) -> PathBuf {
+        let apart = self.wal_dir.clone();
+        apart.unwrap_or_else(|| self.dir.join("wal"))
     }
 }
 
@@ -158,6 +177,22 @@ pub enum NodeFailure {
     /// A directory can't be made.
     #[error("disk: {0}")]
     Disk(std::io::Error),
+    /// The disk failed, or hangs.
+    #[error(transparent)]
+    Failed(Fault),
+    /// The thread that watches the disk can't be started.
+    #[error("threads: {0}")]
+    Threads(std::io::Error),
+}
+
+impl NodeFailure {
+    pub(crate) fn of(group: GroupId, error: GroupFailure) -> Self {
+        match error {
+            GroupFailure::Damaged(reason) => Self::Damaged(group, reason),
+            GroupFailure::Disk(reason) => Self::Failed(Fault(reason)),
+            error => Self::Group(group, error.to_string()),
+        }
+    }
 }
 
 /// What is derived from [`Timing`] for calls.
@@ -173,6 +208,9 @@ pub(crate) struct Inner {
     pub(crate) me: NodeId,
     pub(crate) config: Config,
     pub(crate) scope: Scope,
+    pub(crate) health: Arc<Health>,
+    /// It is about to stop.
+    pub(crate) leaving: AtomicBool,
     pub(crate) timing: CallTiming,
     pub(crate) txn_ops_max: usize,
     /// Per group.
@@ -186,6 +224,9 @@ pub(crate) struct Inner {
     pub(crate) cluster: watch::Sender<Cluster>,
     /// Groups whose replicas here are being rebuilt, and why.
     pub(crate) damaged: Mutex<BTreeMap<GroupId, String>>,
+    /// Groups whose replicas could not be opened yet, and why.
+    pub(crate) troubles: Mutex<BTreeMap<GroupId, String>>,
+    pub(crate) claims: Claims,
     pub(crate) leases: Leases,
     pub(crate) copies: Copies,
     /// Counts applied entries and marks.
@@ -212,9 +253,7 @@ impl Node {
     ) -> Result<Self, NodeFailure> {
         disk.create_dir(&config.dir.join("trees"))
             .map_err(NodeFailure::Disk)?;
-        let wal_dir = config.wal_dir.clone();
-        let wal_dir = wal_dir.unwrap_or_else(|| config.dir.join("wal"));
-        let mut wal = pontoon_wal::Config::new(wal_dir, config.node.0);
+        let mut wal = pontoon_wal::Config::new(config.log_dir(), config.node.0);
         wal.segment_bytes = config.segment_bytes;
         if config.commit_bytes_max > 0 {
             wal.commit_bytes_max = config.commit_bytes_max;
@@ -237,6 +276,8 @@ impl Node {
             txn_ops_max: config.txn_ops_max,
             dirty_bytes_max: (config.dirty_bytes_max / groups).max(4 << 20),
             scope,
+            health: Arc::default(),
+            leaving: AtomicBool::new(false),
             wal,
             tenders: Arc::new(Tenders::new(Arc::clone(&disk))),
             disk,
@@ -245,6 +286,8 @@ impl Node {
             replicas: RwLock::default(),
             cluster: watch::Sender::new(Cluster::default()),
             damaged: Mutex::default(),
+            troubles: Mutex::default(),
+            claims: Claims::default(),
             leases: Leases::default(),
             copies: Copies::default(),
             progress: watch::Sender::new(0),
@@ -255,6 +298,7 @@ impl Node {
             watches: Watches::default(),
             config,
         });
+        health::watch(&inner).map_err(NodeFailure::Threads)?;
         let gate = Arc::new(Gate::default());
         let started = inner
             .link
@@ -278,6 +322,8 @@ impl Node {
         inner.scope.spawn(split::watch_sizes(Arc::clone(&inner)));
         inner.scope.spawn(reconcile::reconcile(Arc::clone(&inner)));
         inner.scope.spawn(rest::rest(Arc::clone(&inner)));
+        inner.scope.spawn(rest::check_leaders(Arc::clone(&inner)));
+        inner.scope.spawn(mend::watch_damage(Arc::clone(&inner)));
         Ok(Self(inner))
     }
 
@@ -289,7 +335,8 @@ impl Node {
 
     /// Serves a request: a linearizable read or a write.
     pub async fn request(&self, request: Request, within: Duration) -> Result<Answer, Failure> {
-        self.0.request(request, Instant::now() + within).await
+        let answer = self.0.request(request, Instant::now() + within).await;
+        self.0.unless_failing(answer)
     }
 
     /// The short way for a write whose group this member leads: `done` is called
@@ -341,7 +388,8 @@ impl Node {
 
     /// Forgets what can't be seen at `revision` or later; returns the newest revision.
     pub async fn compact(&self, revision: Revision, within: Duration) -> Result<Revision, Failure> {
-        self.0.compact(revision, Instant::now() + within).await
+        let newest = self.0.compact(revision, Instant::now() + within).await;
+        self.0.unless_failing(newest)
     }
 
     /// Grants a lease; `id` 0 lets the cluster choose.
@@ -352,12 +400,14 @@ impl Node {
         within: Duration,
     ) -> Result<LeaseGranted, Failure> {
         let deadline = Instant::now() + within;
-        self.0.lease_grant(id, ttl_secs, deadline).await
+        let granted = self.0.lease_grant(id, ttl_secs, deadline).await;
+        self.0.unless_failing(granted)
     }
 
     /// Ends a lease and deletes the keys that hang on it; returns the revision.
     pub async fn lease_revoke(&self, id: i64, within: Duration) -> Result<Revision, Failure> {
-        self.0.lease_revoke(id, Instant::now() + within).await
+        let revoked = self.0.lease_revoke(id, Instant::now() + within).await;
+        self.0.unless_failing(revoked)
     }
 
     /// A sign of life; returns how long the lease lives from now on, `None`
@@ -367,7 +417,8 @@ impl Node {
         id: i64,
         within: Duration,
     ) -> Result<Option<i64>, Failure> {
-        self.0.lease_keep_alive(id, Instant::now() + within).await
+        let alive = self.0.lease_keep_alive(id, Instant::now() + within).await;
+        self.0.unless_failing(alive)
     }
 
     /// What is known of a lease, with its keys if they are wanted.
@@ -389,7 +440,8 @@ impl Node {
 
     /// Cuts the range that has `key` in two, of which the second begins with it.
     pub async fn split(&self, key: Bytes, within: Duration) -> Result<GroupId, Failure> {
-        self.0.split(key, Instant::now() + within).await
+        let child = self.0.split(key, Instant::now() + within).await;
+        self.0.unless_failing(child)
     }
 
     /// Takes a member in, as a voter or as one who only listens.
@@ -460,23 +512,8 @@ impl Node {
     /// this member can tell.
     #[must_use]
     pub fn has_leader(&self, group: GroupId) -> bool {
-        let Some(replica) = self.0.replica(group) else {
-            return false;
-        };
-        match replica.group.leader() {
-            None => false,
-            Some(leader) if leader == self.0.me => {
-                // A quiet group has no signs of life: its members watch each other.
-                let voters = replica.group.membership().voters;
-                let alive = voters.iter().filter(|voter| self.0.link.is_alive(**voter));
-                let heard = replica.group.quorum_age();
-                match replica.group.is_quiet() {
-                    true => 2 * alive.count() > voters.len(),
-                    false => heard.is_some_and(|age| age < self.0.config.timing.election_max),
-                }
-            }
-            Some(leader) => self.0.link.is_alive(leader),
-        }
+        let replica = self.0.replica(group);
+        replica.is_some_and(|replica| self.0.has_leader(&replica))
     }
 
     /// The range map, if it is known.
@@ -522,7 +559,9 @@ impl Node {
     #[must_use]
     pub fn content(&self, group: GroupId) -> Option<(LogIndex, ContentHash)> {
         let replica = self.0.replica(group)?;
-        let (applied, hash) = replica.group.store().applied_hash().ok()?;
+        let hash = replica.group.store().applied_hash();
+        let hash = hash.map_err(|error| replica.group.report(&error));
+        let (applied, hash) = hash.ok()?;
         Some((LogIndex(applied.index), hash))
     }
 
@@ -618,6 +657,10 @@ impl Node {
     /// Gives what is free at the ends of this member's trees back to the file
     /// system, one after the other, while it serves; returns how many bytes.
     pub async fn trim(&self) -> Result<u64, Failure> {
+        if self.0.wal.is_space_low() {
+            // It takes checkpoints first, and they take space.
+            return Err(Failure::NoSpace);
+        }
         let replicas: Vec<_> = self.0.replicas.read().values().cloned().collect();
         let mut bytes = 0;
         for replica in replicas {
@@ -638,6 +681,7 @@ impl Node {
         let finished = replicas.iter().map(|one| one.group.finish(FINISH_WITHIN));
         join_all(finished).await;
         self.0.scope.end();
+        self.0.health.close();
     }
 }
 
@@ -707,6 +751,12 @@ impl Replica {
     }
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.health.close();
+    }
+}
+
 impl Inner {
     pub(crate) fn this(&self) -> Option<Arc<Self>> {
         self.this.upgrade()
@@ -766,6 +816,48 @@ impl Inner {
             }
             replica.group.transfer(to).await;
         }
+    }
+
+    /// Whether a group has a leader that a quorum has heard of late, as far as
+    /// this node can tell.
+    pub(crate) fn has_leader(&self, replica: &Replica) -> bool {
+        let Some(leader) = replica.group.leader() else {
+            return false;
+        };
+        if leader != self.me {
+            return self.link.is_alive(leader);
+        }
+        if replica.group.is_quiet() {
+            // It has no heartbeats: its members watch each other.
+            let voters = replica.group.membership().voters;
+            let alive = voters.iter().filter(|voter| self.link.is_alive(**voter));
+            return 2 * alive.count() > voters.len();
+        }
+        let age = replica.group.quorum_age();
+        age.is_some_and(|age| age < self.config.timing.election_max)
+    }
+
+    /// What keeps this member from serving a group that is placed on it.
+    pub(crate) fn missing(&self, group: GroupId) -> Option<String> {
+        if let Some(reason) = self.damaged.lock().get(&group) {
+            return Some(format!("its replica is being rebuilt: {reason}"));
+        }
+        let Some(replica) = self.replica(group) else {
+            let trouble = self.troubles.lock().get(&group).cloned();
+            return Some(trouble.map_or_else(
+                || "its replica is not open yet".to_owned(),
+                |trouble| format!("its replica can't be opened: {trouble}"),
+            ));
+        };
+        if let Some(stop) = replica.group.failure() {
+            return Some(format!("its replica has stopped: {stop}"));
+        }
+        if !self.has_leader(&replica) {
+            return Some("no leader".to_owned());
+        }
+        let counts = replica.group.counts();
+        let behind = counts.committed.0.saturating_sub(counts.applied.0);
+        (behind > BEHIND_ENTRIES_MAX).then(|| format!("{behind} entries behind"))
     }
 
     /// Who sequences, and in which epoch: the leader of the root group.
@@ -848,7 +940,13 @@ impl Inner {
         if steps.is_empty() {
             // A snapshot may have brought anything.
             if let Err(error) = self.read_root(store) {
-                tracing::error!("root group: {error}");
+                // What this node knows of the cluster would be wrong for good.
+                match &*self.root.read() {
+                    Some(root) if matches!(error, EngineError::Damaged { .. }) => {
+                        root.group.report(&error);
+                    }
+                    _ => self.health.fail(format!("the root group's state: {error}")),
+                }
             }
             return;
         }
@@ -860,8 +958,16 @@ impl Inner {
 
 impl Handler for Inner {
     fn told(&self, from: NodeId, message: Bytes) {
-        if let Some(Message::Quiet { group, term, index }) = Message::decode(message) {
-            self.rest_follower(from, group, term, index);
+        match Message::decode(message) {
+            Some(Message::Quiet { group, term, index }) => {
+                self.rest_follower(from, group, term, index);
+            }
+            Some(Message::Failing) => {
+                tracing::warn!(peer = %from, "the peer has failed");
+                self.link.forsake(from);
+                self.peer(from, PeerEvent::Suspected);
+            }
+            _ => {}
         }
     }
 
@@ -935,7 +1041,12 @@ impl Handler for Inner {
                     reply.send(this.is_counted(node).await.encode());
                 });
             }
-            Message::Quiet { .. } => {}
+            Message::TakesLeads => {
+                let heard: Heard = self.takes_leads();
+                reply.send(heard.encode());
+            }
+            Message::Leads { groups } => reply.send(self.not_led(&groups).encode()),
+            Message::Quiet { .. } | Message::Failing => {}
         }
     }
 

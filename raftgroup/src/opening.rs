@@ -1,7 +1,9 @@
 //! Opening replicas, as the map says.
 //!
-//! Kept true: a node opens a replica of every group that the map places on it;
-//! one that is split off is made of its parent here, or comes from its leader.
+//! Kept true: a node opens a replica of every group that the map places on it,
+//! however often it takes; one that is split off is made of its parent here,
+//! or comes from its leader. At any time at most one task makes, opens,
+//! rebuilds or removes the replica of a group: it holds the group's [`Claim`].
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -10,14 +12,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
+use pontoon_engine::KeyRange;
 use pontoon_wal::disk::{Disk, Task};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::codec::Wire;
 use crate::lead;
 use crate::link::Link;
 use crate::map::Placed;
 use crate::message::Message;
+use crate::mutation::{Mutation, mutated};
 use crate::node::{Inner, NodeFailure};
 use crate::position::{GroupId, NodeId};
 use crate::raft::{Begin, Group, GroupConfig, GroupFailure, Machine, Peers};
@@ -43,7 +48,7 @@ impl Inner {
             node: self.me,
             group,
             begin: Begin::Empty,
-            path: self.config.dir.join("trees").join(format!("{group}.tree")),
+            path: self.config.dir.join("trees").join(tree_name(group)),
             store: pontoon_engine::Config {
                 store: self.config.cluster.wrapping_add(u128::from(group.0)),
                 dirty_bytes_max: self.dirty_bytes_max / 2,
@@ -53,18 +58,23 @@ impl Inner {
             timing: self.config.timing,
             log_entries_kept: self.config.log_entries_kept,
             snapshot_window: 16,
+            health: Arc::clone(&self.health),
         }
     }
 
-    /// Whether there is a tree for a group here, open or not.
-    pub(crate) fn has_tree(&self, group: GroupId) -> bool {
-        let path = self.group_config(group).path;
-        let names = path.parent().map(|dir| self.disk.list(dir));
-        let name = path.file_name();
-        names.is_some_and(|names| {
-            let mut names = names.into_iter().flatten();
-            names.any(|found| Some(found.as_ref()) == name)
-        })
+    /// Whether there is a tree for a group here, open or not; `None` if the
+    /// disk doesn't say, which fails the node.
+    pub(crate) fn has_tree(&self, group: GroupId) -> Option<bool> {
+        let trees = self.config.dir.join("trees");
+        let name = tree_name(group);
+        match self.disk.list(&trees) {
+            Ok(names) => Some(names.contains(&name)),
+            Err(error) => {
+                let dir = trees.display();
+                self.health.fail(format!("{dir}: list: {error}"));
+                None
+            }
+        }
     }
 
     pub(crate) async fn open_replica(
@@ -72,10 +82,7 @@ impl Inner {
         group: GroupId,
         begin: Begin,
     ) -> Result<Arc<Replica>, NodeFailure> {
-        let failed = |error: GroupFailure| match error {
-            GroupFailure::Damaged(reason) => NodeFailure::Damaged(group, reason),
-            error => NodeFailure::Group(group, error.to_string()),
-        };
+        let failed = |error: GroupFailure| NodeFailure::of(group, error);
         let config = GroupConfig {
             begin,
             ..self.group_config(group)
@@ -122,7 +129,7 @@ impl Inner {
                 false => Begin::Members(voters),
             });
         };
-        if self.has_tree(placed.group) {
+        if self.has_tree(placed.group)? {
             return Some(Begin::Empty);
         }
         let Some(parent) = self.replica(parent) else {
@@ -130,47 +137,151 @@ impl Inner {
         };
         let store = parent.group.store();
         let to_come = store.bounds().contains(&placed.start);
-        let mut records = SplitRecord::all(&store).into_iter();
-        let here = records.any(|record| record.child == placed.group);
+        let records = SplitRecord::all(&store).map_err(|error| parent.group.report(&error));
+        let here = records
+            .ok()?
+            .iter()
+            .any(|record| record.child == placed.group);
         // Past the split, and nothing of it is here: it comes from its leader.
         (!to_come && !here).then_some(Begin::Empty)
     }
 }
 
+fn tree_name(group: GroupId) -> String {
+    format!("{group}.tree")
+}
+
+/// Who makes, opens, rebuilds or removes the replica of a group here.
+///
+/// Each of these looks at the replica's files and the log and then changes
+/// them, so it must be the only one to do so.
+#[derive(Default)]
+pub(crate) struct Claims {
+    claimed: Arc<Mutex<BTreeSet<GroupId>>>,
+    /// A claim ended.
+    ended: Arc<Notify>,
+}
+
+/// Held by the only one who may make, open, rebuild or remove a replica.
+pub(crate) struct Claim {
+    claimed: Arc<Mutex<BTreeSet<GroupId>>>,
+    ended: Arc<Notify>,
+    group: GroupId,
+}
+
+impl Claims {
+    /// `None` if somebody else is at it.
+    pub(crate) fn claim(&self, group: GroupId) -> Option<Claim> {
+        self.claimed.lock().insert(group).then(|| Claim {
+            claimed: Arc::clone(&self.claimed),
+            ended: Arc::clone(&self.ended),
+            group,
+        })
+    }
+
+    /// Waits until nobody else is at it.
+    pub(crate) async fn claimed(&self, group: GroupId) -> Claim {
+        loop {
+            let ended = self.ended.notified();
+            if let Some(claim) = self.claim(group) {
+                return claim;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.claimed.lock().remove(&self.group);
+        self.ended.notify_waiters();
+    }
+}
+
+/// Pauses between attempts, which grow.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// The pause after one of this length.
+pub(crate) fn next_pause(pause: Duration) -> Duration {
+    (2 * pause).clamp(RETRY_FIRST, RETRY_MAX)
+}
+
 /// Opens the replicas that the map places here.
 pub(crate) async fn follow_map(node: Arc<Inner>) {
     let mut cluster = node.cluster.subscribe();
+    let mut pause = Duration::ZERO;
     loop {
         let news = node.copies.opens.notified();
         let map = cluster.borrow_and_update().map.clone();
+        let mut failed = false;
         if let Some(map) = map {
             for (placed, keys) in map.ranges() {
-                if node.replica(placed.group).is_some()
-                    || !placed.members.contains(&node.me)
-                    || node.damaged.lock().contains_key(&placed.group)
-                {
-                    continue;
-                }
-                let Some(begin) = node.begin(placed) else {
-                    continue;
-                };
-                if let Some(parent) = placed.parent {
-                    node.watches.split(parent, placed.group, &keys);
-                    node.answers.split(parent, placed.group);
-                }
-                match node.open_replica(placed.group, begin).await {
-                    Ok(_) => {}
-                    Err(NodeFailure::Damaged(group, reason)) => node.mend(group, reason),
-                    Err(error) => tracing::error!("{error}"),
+                if placed.members.contains(&node.me) {
+                    failed |= !node.open_placed(placed, &keys).await;
                 }
             }
         }
+        pause = match failed {
+            true => next_pause(pause),
+            false => Duration::ZERO,
+        };
         tokio::select! {
             biased;
             changed = cluster.changed() => if changed.is_err() {
                 return;
             },
             () = news => {},
+            () = tokio::time::sleep(pause), if failed => {},
+        }
+    }
+}
+
+impl Inner {
+    /// Opens a replica that the map places here, unless it is open or somebody
+    /// is at it. `false` if that failed and is to be tried again.
+    async fn open_placed(self: &Arc<Self>, placed: &Placed, keys: &KeyRange) -> bool {
+        let group = placed.group;
+        if self.replica(group).is_some() {
+            return true;
+        }
+        let claim = self.claims.claim(group);
+        if claim.is_none() && !mutated(Mutation::ChildOpenedByMap) {
+            return true;
+        }
+        // Under the claim nobody else opens it or changes its files.
+        if self.replica(group).is_some() || self.damaged.lock().contains_key(&group) {
+            return true;
+        }
+        let Some(begin) = self.begin(placed) else {
+            return true;
+        };
+        if let Some(parent) = placed.parent {
+            self.watches.split(parent, group, keys);
+            self.answers.split(parent, group);
+        }
+        match self.open_replica(group, begin).await {
+            Ok(_) => {
+                self.troubles.lock().remove(&group);
+                true
+            }
+            Err(NodeFailure::Damaged(group, reason)) => {
+                drop(claim);
+                self.mend(group, reason);
+                true
+            }
+            Err(NodeFailure::Failed(fault)) => {
+                self.health.fail(fault.0);
+                true
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                let known = self.troubles.lock().insert(group, reason.clone());
+                if known.is_none_or(|known| known != reason) {
+                    tracing::error!(%group, error = reason, "the replica can't be opened yet");
+                }
+                false
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use std::future::{Future, ready};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::runtime::watched as watch;
@@ -27,6 +27,7 @@ use pontoon_wal::Wal;
 use pontoon_wal::disk::Disk;
 use tokio::sync::oneshot;
 
+use crate::health::Health;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::runtime::Scope;
 
@@ -65,6 +66,7 @@ use probe::Probe;
 use receive::Lanes;
 use snapshot::Incoming;
 use types::{Reply, Types};
+use watch_over::Overseer;
 
 type Raft = openraft::Raft<Types, StateMachine>;
 
@@ -122,6 +124,8 @@ pub(crate) struct GroupConfig {
     pub(crate) log_entries_kept: u64,
     /// Pieces of a snapshot that are under way at most.
     pub(crate) snapshot_window: usize,
+    /// The condition of the node.
+    pub(crate) health: Arc<Health>,
 }
 
 /// Heartbeats and elections, as measured by this node's clock.
@@ -152,6 +156,8 @@ pub(crate) struct Leadership {
     pub(crate) leader: Option<NodeId>,
     /// This node leads, and its first entry of the term is applied here.
     pub(crate) ready: bool,
+    /// This node has won the term, but leads nothing while its disk stalls.
+    pub(crate) suspended: bool,
 }
 
 /// What became of a proposal.
@@ -165,6 +171,15 @@ pub(crate) enum Proposed {
     Unknown,
 }
 
+/// A quorum heard this node as the leader of `term`, in a round that began
+/// after it was asked for. Everything that was committed before is at or below
+/// `index`, which may have yet to be committed itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Confirmed {
+    pub(crate) term: Term,
+    pub(crate) index: LogIndex,
+}
+
 /// This node does not lead, or can't prove that it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this node doesn't lead the group")]
@@ -176,6 +191,9 @@ pub(crate) enum GroupFailure {
     /// The store failed.
     #[error(transparent)]
     Store(EngineError),
+    /// The disk failed: nothing more can be done in this process.
+    #[error("{0}")]
+    Disk(String),
     /// What is on disk doesn't fit together: the replica must be rebuilt.
     #[error("the replica is damaged: {0}")]
     Damaged(String),
@@ -191,6 +209,8 @@ impl From<EngineError> for GroupFailure {
     fn from(error: EngineError) -> Self {
         match error {
             EngineError::Damaged { .. } => Self::Damaged(error.to_string()),
+            // With a full disk it is tried again.
+            EngineError::Disk { .. } if !error.is_no_space() => Self::Disk(error.to_string()),
             _ => Self::Store(error),
         }
     }
@@ -200,7 +220,8 @@ impl From<Stop> for GroupFailure {
     fn from(reason: Stop) -> Self {
         match reason {
             Stop::Damaged(reason) => Self::Damaged(reason),
-            Stop::Disk(reason) | Stop::Other(reason) => Self::Stopped(reason),
+            Stop::Disk(reason) => Self::Disk(reason),
+            Stop::Other(reason) => Self::Stopped(reason),
         }
     }
 }
@@ -234,6 +255,8 @@ pub(crate) struct Group {
     tenders: Arc<Tenders>,
     /// The term in which this node began to hand over.
     handed_over: AtomicU64,
+    /// It was told to stop.
+    closing: Arc<AtomicBool>,
 }
 
 impl Group {
@@ -247,7 +270,7 @@ impl Group {
         machine: Arc<dyn Machine>,
         scope: &Scope,
     ) -> Result<Arc<Self>, GroupFailure> {
-        let failure = Arc::new(Failure::default());
+        let failure = Arc::new(Failure::new(Arc::clone(&config.health)));
         let log = GroupLog::new(wal, config.group, Arc::clone(&failure));
         begin::check_doomed(&log)?;
         let store_id = config.store.store;
@@ -272,6 +295,7 @@ impl Group {
             tenders: Arc::clone(tenders),
             probe: Arc::clone(&probe),
             failure: Arc::clone(&failure),
+            health: Arc::clone(&config.health),
         };
         let failed = |fatal| not_started(&failure, fatal);
         let raft = Raft::new(
@@ -290,8 +314,15 @@ impl Group {
         {
             initialize(&raft, members).await?;
         }
-        let leadership =
-            watch_over::start(scope, config.node, &raft, &replica, config.log_entries_kept);
+        let closing = Arc::new(AtomicBool::new(false));
+        let overseer = Overseer {
+            node: config.node,
+            raft: raft.clone(),
+            replica: Arc::clone(&replica),
+            health: config.health,
+            closing: Arc::clone(&closing),
+        };
+        let leadership = overseer.start(scope, config.log_entries_kept);
         Ok(Arc::new(Self {
             node: config.node,
             store_id,
@@ -307,6 +338,7 @@ impl Group {
             incoming: Incoming::default(),
             tenders: Arc::clone(tenders),
             handed_over: AtomicU64::new(0),
+            closing,
         }))
     }
 
@@ -374,12 +406,17 @@ impl Group {
             .await;
     }
 
-    /// Asks a quorum, from now on, whether this node leads. Everything that
-    /// was committed before the call is at or below the index that comes back
-    /// (which itself may have yet to be committed).
-    pub(crate) async fn confirm(&self) -> Result<LogIndex, NotLeader> {
+    /// Asks a quorum, from now on, whether this node leads, and in which term.
+    /// The node may have lost its lead since the caller last looked, and won
+    /// another: see [`Rounds::confirm_in`](crate::rounds::Rounds::confirm_in).
+    pub(crate) async fn confirm(&self) -> Result<Confirmed, NotLeader> {
         match self.raft.get_read_log_id(ReadPolicy::ReadIndex).await {
-            Ok((read, _)) => Ok(LogIndex(read.index() + 1)),
+            // At least the first entry of the leader's own term, so its term is
+            // the leader's. A step-down fails the rounds of that term.
+            Ok((read, _)) => Ok(Confirmed {
+                term: Term(**read.committed_leader_id()),
+                index: LogIndex(read.index() + 1),
+            }),
             Err(_) => Err(NotLeader),
         }
     }
@@ -404,6 +441,11 @@ impl Group {
         self.handed_over.store(term.0, Ordering::Relaxed);
         // A replica that has stopped leads nothing.
         let _ = self.raft.trigger().transfer_leader(to.0).await;
+    }
+
+    /// Whether the lead was left to another node in this term.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Relaxed) == self.leadership_now().term.0
     }
 
     /// Stands for election now, if this node is a voter and hears no leader.
@@ -453,7 +495,10 @@ impl Group {
     /// disk failing.
     pub(crate) fn report(&self, error: &EngineError) {
         match Stop::from(error) {
-            Stop::Other(_) => {}
+            Stop::Other(error) => {
+                let group = self.replica.group();
+                tracing::warn!(%group, error, "the store can't be read");
+            }
             reason => self.replica.failure.set(reason),
         }
     }
@@ -479,6 +524,7 @@ impl Group {
     /// Ends it in order, and so that the next start has nothing to apply
     /// again, unless that takes too long.
     pub(crate) async fn finish(&self, within: Duration) {
+        self.closing.store(true, Ordering::Release);
         let is_well = self.failure().is_none();
         // It may have stopped by itself.
         let _ = self.raft.shutdown().await;
@@ -498,6 +544,7 @@ impl Group {
 
     /// Ends it in order.
     pub(crate) async fn close(&self) {
+        self.closing.store(true, Ordering::Release);
         // It may have stopped by itself.
         let _ = self.raft.shutdown().await;
         self.lanes.clear();

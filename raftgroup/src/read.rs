@@ -19,7 +19,7 @@ use crate::lead::forbidden;
 use crate::map::{Placed, RangeMap, Touches, within};
 use crate::message::{Answered, Declined, Done, Message, Outcome, ReadPoint, Work};
 use crate::node::Inner;
-use crate::position::{GroupId, LogIndex};
+use crate::position::{GroupId, LogIndex, Term};
 use crate::replica::{Barrier, Note, Replica};
 use crate::route::Undone;
 use crate::runtime::aside;
@@ -172,10 +172,7 @@ impl Inner {
                         answer: Answered::Keys(keys),
                         index: replica.applied(),
                     }),
-                    Err(error) => {
-                        tracing::error!("group {}: {error}", replica.id);
-                        Err(Declined::Again)
-                    }
+                    Err(error) => Err(replica.unreadable(&error)),
                 });
             }
             Work::Request(request) | Work::Look { request, .. } => {
@@ -224,13 +221,14 @@ impl Inner {
             Err(EngineError::Undecided(_) | EngineError::Ungranted(_)) => Err(Declined::Again),
             Err(error) => {
                 replica.group.report(&error);
-                tracing::error!("group {}: {error}", replica.id);
                 Err(Declined::Again)
             }
         })
     }
 
     /// A revision at which this leader shows what will never change (rule 9).
+    /// All of it is of one term: the leader that the point reaches, and the
+    /// round.
     pub(crate) async fn settle_point(
         self: &Arc<Self>,
         replica: &Arc<Replica>,
@@ -241,8 +239,9 @@ impl Inner {
         let not_leader = Declined::NotLeader(None);
         if !many {
             // One group: what is committed now is all there is.
-            let index = replica.rounds.confirm().await.map_err(|_| not_leader)?;
-            replica.group.wait_applied(index).await;
+            let term = self.leads_in(replica).ok_or(not_leader.clone())?;
+            let confirmed = replica.rounds.confirm_in(term).await;
+            confirmed.map_err(|_| not_leader)?;
             return Ok(replica.group.store().revision());
         }
         let point = match given {
@@ -252,18 +251,26 @@ impl Inner {
         if !self.root_catches_up(point.root).await {
             return Err(Declined::Again);
         }
+        let term = self.leads_in(replica).ok_or(not_leader.clone())?;
         let (passed, barrier) = oneshot::channel();
         let _ = replica.notes.send(Note::Barrier(Barrier {
+            term,
             revision: point.revision,
             touches: touches.clone(),
             passed,
         }));
         // (a) A round that began after the point was captured.
-        let confirmed = replica.rounds.confirm().await;
+        let confirmed = replica.rounds.confirm_in(term).await;
         confirmed.map_err(|_| not_leader.clone())?;
         // (b), (c) What was asked for is answered, what is at or below is applied.
         barrier.await.map_err(|_| not_leader)?;
         Ok(point.revision)
+    }
+
+    /// The term in which this node leads, as far as it knows.
+    fn leads_in(&self, replica: &Replica) -> Option<Term> {
+        let now = replica.group.leadership_now();
+        (now.leader == Some(self.me)).then_some(now.term)
     }
 
     /// Whether a group still has these keys, and is still the only one if it
@@ -442,7 +449,6 @@ impl Inner {
                 Err(EngineError::Undecided(_)) => return Ok(None),
                 Err(error) => {
                     replica.group.report(&error);
-                    tracing::error!("group {}: {error}", replica.id);
                     return Err(Failure::Stopped);
                 }
             }

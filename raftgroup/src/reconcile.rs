@@ -6,13 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::map::Placed;
-use crate::message::{Message, Work};
+use crate::message::{Heard, Message, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, NodeId};
 use crate::raft::Membership;
@@ -36,7 +38,6 @@ pub(crate) async fn reconcile(node: Arc<Inner>) {
         let addresses = node.addresses();
         node.link.set_peers(&addresses);
         node.wake_strangers(&addresses);
-        node.look_for_damage();
         node.tell_of_rebuilt(&now).await;
         let mut settled = true;
         for replica in node.replicas() {
@@ -201,16 +202,20 @@ impl Inner {
         }
         let soon = Instant::now() + self.timing.call;
         match self.counted(replica.id, self.me, soon).await {
-            Ok(counted) if counted.is_out() => {
-                self.copies.all_made(replica.id).await;
-                self.replicas.write().remove(&replica.id);
-                if let Err(error) = replica.group.destroy().await {
-                    tracing::error!("group {}: {error}", replica.id);
-                }
-                true
-            }
-            _ => false,
+            Ok(counted) if counted.is_out() => {}
+            _ => return false,
         }
+        let Some(_claim) = self.claims.claim(replica.id) else {
+            return false;
+        };
+        self.copies.all_made(replica.id).await;
+        self.replicas.write().remove(&replica.id);
+        if let Err(error) = replica.group.destroy().await {
+            // What is left of it says that it is to be removed.
+            let group = replica.id;
+            tracing::error!(%group, %error, "the replica could not be removed");
+        }
+        true
     }
 
     /// Moves a leadership from who has most to who has least, if that is out
@@ -232,6 +237,7 @@ impl Inner {
         if !led.keys().all(|voter| self.link.is_alive(*voter)) {
             return;
         }
+        let voters: BTreeSet<NodeId> = led.keys().copied().collect();
         for (placed, _) in map.ranges() {
             let Some(replica) = self.replica(placed.group) else {
                 return;
@@ -254,6 +260,12 @@ impl Inner {
             if let Some(least) = least
                 && load(&least) + 1 < groups.len()
             {
+                let mut takers = self.takers().await;
+                takers.extend(self.takes_leads().then_some(self.me));
+                if !takers.is_superset(&voters) {
+                    // One is about to stop, or has trouble with its disk.
+                    return;
+                }
                 let soon = Instant::now() + self.timing.call;
                 let work = Work::Transfer { to: *least };
                 // If it doesn't come about, it is tried again.
@@ -263,36 +275,113 @@ impl Inner {
         }
     }
 
-    /// Hands all that this node leads to others, as far as they take it.
+    /// Hands all that this node leads to others and takes no lead any more.
+    /// Returns when it leads nothing, when nobody could take what it leads, or
+    /// at the deadline.
     pub(crate) async fn hand_over_all(self: &Arc<Self>, deadline: Instant) {
+        self.leaving.store(true, Ordering::Relaxed);
         loop {
-            let replicas = self.replicas();
-            let mut led = replicas
-                .iter()
-                .filter(|replica| replica.group.leader() == Some(self.me))
-                .peekable();
-            if led.peek().is_none() || Instant::now() >= deadline {
+            let led = self.led();
+            if led.is_empty() {
                 return;
             }
-            for replica in led {
-                self.hand_over(replica).await;
+            if Instant::now() >= deadline {
+                tracing::warn!(ranges = led.len(), "leaderships not handed over in time");
+                return;
             }
+            let takers = self.takers().await;
+            if !led.iter().any(|replica| self.has_heir(replica, &takers)) {
+                tracing::info!(ranges = led.len(), "no member takes over, closing anyway");
+                return;
+            }
+            self.hand_over_to(&led, &takers).await;
             tokio::time::sleep(EVERY).await;
         }
     }
 
-    /// Hands over the lead of a group to who has most of its log, if anybody
-    /// else is there.
-    pub(crate) async fn hand_over(&self, replica: &Replica) {
+    fn led(&self) -> Vec<Arc<Replica>> {
+        let mut replicas = self.replicas();
+        replicas.retain(|replica| replica.group.leader() == Some(self.me));
+        replicas
+    }
+
+    /// The peers that would lead more, by their own word.
+    async fn takers(self: &Arc<Self>) -> BTreeSet<NodeId> {
+        let peers = self.addresses().into_keys();
+        let alive = peers.filter(|peer| *peer != self.me && self.link.is_alive(*peer));
+        let asked = alive.map(|peer| {
+            let takes = self.call::<Heard>(peer, &Message::TakesLeads, self.timing.call);
+            async move { takes.await.unwrap_or(false).then_some(peer) }
+        });
+        join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    /// Whether this node may be given the lead of a group: it isn't about to
+    /// stop, and its disk has room and doesn't stall.
+    pub(crate) fn takes_leads(&self) -> bool {
+        !self.leaving.load(Ordering::Relaxed)
+            && !self.wal.is_space_low()
+            && !self.health.is_stalled()
+    }
+
+    /// Whether one of `takers` could win an election in a group now.
+    pub(crate) fn has_heir(&self, replica: &Replica, takers: &BTreeSet<NodeId>) -> bool {
+        let voters = replica.group.membership().voters;
+        let alive = voters.iter().filter(|voter| self.link.is_alive(**voter));
+        2 * alive.count() > voters.len() && !voters.is_disjoint(takers)
+    }
+
+    async fn hand_over_to(&self, led: &[Arc<Replica>], takers: &BTreeSet<NodeId>) {
+        for replica in led {
+            if let Some(next) = self.successor(replica, |node| takers.contains(&node)) {
+                self.transfer(replica.id, next).await;
+            }
+        }
+    }
+
+    /// Hands over the lead of a group, if anybody else takes it.
+    pub(crate) async fn hand_over(self: &Arc<Self>, replica: &Arc<Replica>) {
+        let takers = self.takers().await;
+        self.hand_over_to(std::slice::from_ref(replica), &takers)
+            .await;
+    }
+
+    /// Leaves the lead of all groups to others at once. Nothing is written, so
+    /// it needs no disk: those who don't hear of it time out.
+    pub(crate) async fn resign_all(&self) {
+        for replica in self.replicas() {
+            let leadership = replica.group.leadership_now();
+            let wins = leadership.leader == Some(self.me) || leadership.suspended;
+            if wins && let Some(next) = self.successor(&replica, |_| true) {
+                replica.busy.store(true, Ordering::Relaxed);
+                replica.group.transfer(next).await;
+            }
+        }
+    }
+
+    /// Leaves the lead of all groups to peers that have room for more entries:
+    /// this node has none. `again`: also of groups that it has left to somebody
+    /// in this term. A second candidate would only split the votes, unless the
+    /// first one is gone.
+    pub(crate) async fn leave_to_those_with_room(self: &Arc<Self>, again: bool) {
+        let mut led = self.led();
+        if led.is_empty() {
+            return;
+        }
+        let takers = self.takers().await;
+        self.health.set_with_room(Some(takers.clone()));
+        led.retain(|replica| again || !replica.group.is_handed_over());
+        self.hand_over_to(&led, &takers).await;
+    }
+
+    /// The voter that has most of a group's log, of those who are there and fit.
+    fn successor(&self, replica: &Replica, fits: impl Fn(NodeId) -> bool) -> Option<NodeId> {
         let voters = replica.group.membership().voters;
         let progress = replica.group.progress().unwrap_or_default();
-        let next = voters
-            .iter()
-            .filter(|node| **node != self.me && self.link.is_alive(**node))
-            .max_by_key(|node| progress.get(node));
-        if let Some(next) = next {
-            self.transfer(replica.id, *next).await;
-        }
+        let others = voters
+            .into_iter()
+            .filter(|node| *node != self.me && self.link.is_alive(*node) && fits(*node));
+        others.max_by_key(|node| progress.get(node).copied())
     }
 
     /// Whether this node was removed and no group counts it, as others say;

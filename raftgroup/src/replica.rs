@@ -23,6 +23,7 @@ use crate::message::{Declined, Outcome, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, Term};
 use crate::raft::{Group, Machine};
+use crate::records;
 use crate::rounds::Rounds;
 use crate::split::Splitting;
 use crate::txn::{Fate, TxnAsk, TxnGrant, TxnId};
@@ -113,7 +114,10 @@ pub(crate) enum Note {
 }
 
 /// Waits until all that is granted at or below `revision` is applied (rule 9).
+/// Only the leader of `term` lets it pass: what another one waits for is not
+/// what the round of that term confirms.
 pub(crate) struct Barrier {
+    pub(crate) term: Term,
     pub(crate) revision: Revision,
     /// What will be read.
     pub(crate) touches: Touches,
@@ -164,6 +168,13 @@ impl Replica {
     pub(crate) fn applied(&self) -> LogIndex {
         self.group.applied_index()
     }
+
+    /// Stops the replica, because something in its store can't be read; what
+    /// to answer to whoever wanted to know it.
+    pub(crate) fn unreadable(&self, error: &EngineError) -> Declined {
+        self.group.report(error);
+        Declined::NotLeader(None)
+    }
 }
 
 /// Turns a group's entries into steps, and tells the node what came of them.
@@ -207,7 +218,9 @@ impl Machine for Follow {
     fn steps(&self, store: &Arc<Store>, term: Term, command: Bytes) -> Result<Vec<Step>, String> {
         let steps = Command::admitted(command, term, store.last_revision())?;
         self.refused.store(steps.is_none(), Ordering::Relaxed);
-        Ok(steps.unwrap_or_default())
+        let steps = steps.unwrap_or_default();
+        records::check(&steps)?;
+        Ok(steps)
     }
 
     fn applied(&self, store: &Arc<Store>, index: LogIndex, _term: Term, steps: &[Step]) {
@@ -240,7 +253,10 @@ impl Machine for Follow {
 
     fn before_compact(&self, store: &Arc<Store>, floor: Revision) {
         if let Some(node) = self.node.upgrade() {
-            node.watches.keep_below(self.id, store, floor);
+            let kept = node.watches.keep_below(self.id, store, floor);
+            if let (Err(error), Some(replica)) = (kept, node.replica(self.id)) {
+                replica.group.report(&error);
+            }
         }
     }
 }
@@ -309,6 +325,29 @@ mod tests {
         // What is late is refused too, whatever its revision.
         assert_eq!(follows(4, 2, write(8)), (false, 7));
         assert_eq!(follows(5, 7, write(9)), (true, 9));
+    }
+
+    /// Were it applied, a prepare would be there that nobody can read, or a
+    /// lease would seem to be gone.
+    #[test]
+    fn an_entry_whose_record_cant_be_decoded_is_not_applied() {
+        let store = store();
+        let follow = Follow::new(GroupId(1), Weak::new());
+        let steps = |name: &'static [u8]| {
+            let record = Step::Record {
+                name: Bytes::from_static(name),
+                content: Some(Bytes::from_static(&[0xff; 3])),
+            };
+            let command = Command {
+                term: Term(1),
+                base: None,
+                steps: vec![record],
+            };
+            follow.steps(&store, Term(1), command.to_proposal())
+        };
+        assert!(steps(b"txn/\x01\x02").is_err());
+        assert!(steps(b"lease/\0\0\0\0\0\0\0\x07").is_err());
+        assert!(steps(b"compare").is_ok());
     }
 
     #[test]

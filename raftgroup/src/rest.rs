@@ -2,8 +2,10 @@
 //! watch each other instead.
 //!
 //! Kept true: a group rests only when every member has all of its log; those
-//! that a peer's fate concerns are woken when it changes, and one that its
-//! leader asks for a leader, because its replica there has stopped.
+//! that a peer's fate concerns are woken when it changes. A quiet group whose
+//! believed leader doesn't lead it is woken by whoever notices: who forwards a
+//! request to it, or the check that every follower makes twice in an election
+//! timeout. Waking never needs the believed leader's disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::sync::atomic::Ordering;
 
 use crate::codec::Wire;
 use crate::message::Message;
+use crate::mutation::{Mutation, mutated};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::replica::Replica;
@@ -23,7 +26,7 @@ pub(crate) async fn rest(node: Arc<Inner>) {
         for replica in replicas {
             let busy = replica.busy.swap(false, Ordering::Relaxed);
             let group = &replica.group;
-            if busy || group.is_quiet() {
+            if busy || group.is_quiet() || node.health.is_stalled() {
                 continue;
             }
             let Some(index) = group.settled() else {
@@ -39,6 +42,41 @@ pub(crate) async fn rest(node: Arc<Inner>) {
                 // One that doesn't hear it will call for an election and be heard.
                 let _ = node.link.tell(member, quiet.encode());
             }
+        }
+    }
+}
+
+/// Asks those who are believed to lead quiet groups whether they do, and wakes
+/// the groups that nobody leads: their members have no timers to find out.
+pub(crate) async fn check_leaders(node: Arc<Inner>) {
+    loop {
+        tokio::time::sleep(node.config.timing.election_min / 2).await;
+        let mut believed: BTreeMap<NodeId, Vec<(GroupId, Term)>> = BTreeMap::new();
+        for replica in node.replicas() {
+            let leadership = replica.group.leadership_now();
+            match leadership.leader {
+                _ if !replica.group.is_quiet() => {}
+                None => wake(&replica),
+                Some(leader) if leader == node.me => {}
+                Some(leader) => {
+                    let groups = believed.entry(leader).or_default();
+                    groups.push((replica.id, leadership.term));
+                }
+            }
+        }
+        for (leader, groups) in believed {
+            let node = Arc::clone(&node);
+            // On its own: a peer that is slow to answer holds nobody up.
+            node.scope.clone().spawn(async move {
+                let message = Message::Leads { groups };
+                let not_led: Option<Vec<GroupId>> =
+                    node.call(leader, &message, node.timing.call).await;
+                for group in not_led.into_iter().flatten() {
+                    if let Some(replica) = node.replica(group) {
+                        node.wake_without(leader, &replica);
+                    }
+                }
+            });
         }
     }
 }
@@ -78,7 +116,20 @@ impl Inner {
         }
     }
 
-    /// Wakes a quiet group whose leader leads it no more: it asks who does.
+    /// Of these groups and terms, the groups that this node doesn't lead.
+    pub(crate) fn not_led(&self, groups: &[(GroupId, Term)]) -> Vec<GroupId> {
+        let leads = |group: GroupId, term: Term| {
+            let replica = self.replica(group);
+            replica.is_some_and(|replica| {
+                let leadership = replica.group.leadership_now();
+                leadership.leader == Some(self.me) && leadership.term == term
+            })
+        };
+        let groups = groups.iter().filter(|(group, term)| !leads(*group, *term));
+        groups.map(|(group, _)| *group).collect()
+    }
+
+    /// Wakes a quiet group that its believed leader turned out not to lead.
     pub(crate) fn wake_without(&self, leader: NodeId, replica: &Replica) {
         if replica.group.is_quiet() && replica.group.leader() == Some(leader) {
             wake(replica);
@@ -101,6 +152,9 @@ impl Inner {
 }
 
 fn wake(replica: &Replica) {
+    if mutated(Mutation::QuietGroupSleepsOn) {
+        return;
+    }
     replica.busy.store(true, Ordering::Relaxed);
     replica.group.set_quiet(false);
 }

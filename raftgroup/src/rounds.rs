@@ -1,17 +1,24 @@
 //! Quorum rounds, one for all that wait.
 //!
-//! Kept true: whoever asks is answered by a round that began after it asked.
+//! Kept true:
+//! - A caller is answered by a round that began after it asked.
+//! - A round counts only for the term that its caller leads in. A node that
+//!   lost its lead and won it again since has forgotten what others did in
+//!   between, and its caller's knowledge is older than that.
+//! - All that was committed when the round began is applied here before the
+//!   caller goes on.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::position::LogIndex;
-use crate::raft::{Group, NotLeader};
+use crate::mutation::{Mutation, mutated};
+use crate::position::{LogIndex, Term};
+use crate::raft::{Confirmed, Group, NotLeader};
 use crate::runtime::Scope;
 
-type Waiter = oneshot::Sender<Result<LogIndex, NotLeader>>;
+type Waiter = oneshot::Sender<Result<Confirmed, NotLeader>>;
 
 /// The rounds of one group.
 pub(crate) struct Rounds {
@@ -35,9 +42,39 @@ impl Rounds {
         })
     }
 
-    /// Whether this node still leads, after a quorum said so; everything
-    /// committed before is at or below the index.
-    pub(crate) async fn confirm(self: &Arc<Self>) -> Result<LogIndex, NotLeader> {
+    /// Returns when a quorum has confirmed, in a round that began after the
+    /// call, that this node leads in `term`, and when everything committed
+    /// before that round is applied here: it is at or below the index.
+    ///
+    /// An error if another term is confirmed or the lead is lost. The caller
+    /// must then drop what it was about to say: its term may have been over
+    /// when it found that out.
+    pub(crate) async fn confirm_in(self: &Arc<Self>, term: Term) -> Result<LogIndex, NotLeader> {
+        let confirmed = self.next_round().await?;
+        if confirmed.term != term && !mutated(Mutation::RoundOfAnyTerm) {
+            return Err(NotLeader);
+        }
+        self.applied_in(term, confirmed.index).await
+    }
+
+    /// Waits until `index` is applied, unless the lead in `term` is lost: a
+    /// replica that has stopped applies nothing more.
+    async fn applied_in(&self, term: Term, index: LogIndex) -> Result<LogIndex, NotLeader> {
+        if self.group.applied_index() >= index {
+            return Ok(index);
+        }
+        let mut leadership = self.group.leadership();
+        tokio::select! {
+            biased;
+            () = self.group.wait_applied(index) => Ok(index),
+            _ = leadership.wait_for(|now| now.term != term || now.leader.is_none()) => {
+                Err(NotLeader)
+            }
+        }
+    }
+
+    /// The next round that begins, whatever its term.
+    async fn next_round(self: &Arc<Self>) -> Result<Confirmed, NotLeader> {
         let (waiter, answer) = oneshot::channel();
         let start = {
             let mut gathering = self.gathering.lock();

@@ -87,6 +87,7 @@ impl Inner {
         let (node, group) = (Arc::clone(self), replica.id);
         let told = move |outcome: Outcome| {
             done(match outcome {
+                Ok(_) if node.is_failing() => Some(Err(Failure::LeaderChanged)),
                 // It is applied here: this node leads.
                 Ok(Done {
                     answer: Answered::Answer(answer),
@@ -116,11 +117,14 @@ impl Inner {
         loop {
             let map = self.map_known(deadline).await?;
             if !map.is_one_group() {
-                let Some(point) = self.read_point().await else {
+                let point = tokio::time::timeout_at(deadline, self.read_point());
+                let point = point.await.map_err(|_| Failure::TimedOut)?;
+                let Some(point) = point else {
                     self.pause(deadline).await?;
                     continue;
                 };
                 if !self.root_catches_up(point.root).await {
+                    self.pause(deadline).await?;
                     continue;
                 }
                 if unsound(&self.cluster.borrow().alarms).is_some() {
@@ -212,31 +216,47 @@ impl Inner {
             (Some(leader), Some(replica)) if leader == self.me => {
                 self.work_here(replica, work, deadline).await
             }
+            (Some(leader), _) if leader != self.me && !self.link.is_alive(leader) => {
+                // It would not answer; another will lead soon.
+                Err(Declined::NotLeader(None))
+            }
             (Some(leader), _) if leader != self.me => {
                 let forward = Forward {
                     group,
                     map: version,
                     work,
                 };
-                self.work_there(leader, forward, deadline).await
-            }
-            // No replica here: some voter knows.
-            (None, None) => {
-                let map = self.cluster.borrow().map.clone();
-                let voters = map.as_ref().and_then(|map| map.placed(group));
-                let voters = voters.map_or(&[][..], |placed| &placed.voters);
-                if voters.is_empty() {
-                    return Err(Declined::NotLeader(None));
+                let outcome = self.work_there(leader, forward, deadline).await;
+                if let (Err(Declined::NotLeader(_)), Some(replica)) = (&outcome, &replica) {
+                    // Nobody may lead it, and a quiet group would never notice.
+                    self.wake_without(leader, replica);
                 }
-                let any = self.scope.random() as usize % voters.len();
+                outcome
+            }
+            (None, _) if replica.is_none() || self.health.is_stalled() => {
+                let Some(voter) = self.some_other_voter(group) else {
+                    return Err(Declined::NotLeader(None));
+                };
                 let forward = Forward {
                     group,
                     map: version,
                     work,
                 };
-                self.work_there(voters[any], forward, deadline).await
+                self.work_there(voter, forward, deadline).await
             }
             _ => Err(Declined::NotLeader(None)),
+        }
+    }
+
+    /// A voter of a group that may know who leads it, where the replica here
+    /// doesn't: there is none, or its disk stalls.
+    fn some_other_voter(&self, group: GroupId) -> Option<NodeId> {
+        let map = self.cluster.borrow().map.clone()?;
+        let voters = map.placed(group)?.voters.iter();
+        let others: Vec<_> = voters.filter(|voter| **voter != self.me).collect();
+        match others.len() {
+            0 => None,
+            count => Some(*others[self.scope.random() as usize % count]),
         }
     }
 
@@ -288,6 +308,8 @@ impl Inner {
     async fn acknowledge(&self, group: GroupId, done: &Done, deadline: Instant) {
         if let Some(replica) = self.replica(group)
             && replica.applied() < done.index
+            && !self.health.is_stalled()
+            && !self.wal.is_space_low()
         {
             // If it takes too long: it is done all the same, and reads here wait.
             let _ = tokio::time::timeout_at(deadline, replica.group.wait_applied(done.index)).await;
@@ -312,7 +334,11 @@ impl Inner {
         }
         let (job, outcome) = Job::new(forward.work);
         replica.enqueue(job);
-        outcome.await.unwrap_or(Err(Declined::Unknown))
+        let outcome = outcome.await.unwrap_or(Err(Declined::Unknown));
+        match outcome {
+            Ok(_) if self.is_failing() => Err(Declined::Unknown),
+            outcome => outcome,
+        }
     }
 
     /// The range map, as soon as there is one.

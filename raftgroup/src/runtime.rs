@@ -2,11 +2,15 @@
 //!
 //! Kept true: every task of a node, openraft's too, runs in the node's
 //! [`Scope`]; when the scope ends, so do they, wherever they are. Chance comes
-//! from the scope, so that a simulation can repeat it.
+//! from the scope, so that a simulation can repeat it, and so does a shortage
+//! of processor time.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use openraft::OptionalSend;
@@ -17,6 +21,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Sleep;
 
 pub(crate) mod watched;
 
@@ -26,7 +31,13 @@ tokio::task_local! {
 
 /// What the tasks of one node run in.
 #[derive(Clone)]
-pub struct Scope(Arc<Mutex<Tasks>>);
+pub struct Scope(Arc<Shared>);
+
+struct Shared {
+    tasks: Mutex<Tasks>,
+    /// The longest that a task waits before it runs, in milliseconds.
+    starved_millis_max: AtomicU64,
+}
 
 struct Tasks {
     rng: SmallRng,
@@ -40,12 +51,15 @@ impl Scope {
     /// A scope without tasks, whose chance is decided by `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(Tasks {
-            rng: SmallRng::seed_from_u64(seed),
-            running: Vec::new(),
-            sweep_at: 64,
-            ended: false,
-        })))
+        Self(Arc::new(Shared {
+            tasks: Mutex::new(Tasks {
+                rng: SmallRng::seed_from_u64(seed),
+                running: Vec::new(),
+                sweep_at: 64,
+                ended: false,
+            }),
+            starved_millis_max: AtomicU64::new(0),
+        }))
     }
 
     /// Starts a task that ends with the scope at the latest.
@@ -54,8 +68,13 @@ impl Scope {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        let future = Starved {
+            scope: self.clone(),
+            turn: None,
+            future,
+        };
         let task = tokio::spawn(CURRENT.scope(self.clone(), future));
-        let mut tasks = self.0.lock();
+        let mut tasks = self.0.tasks.lock();
         if tasks.ended {
             task.abort();
         } else {
@@ -76,7 +95,7 @@ impl Scope {
     /// Ends all its tasks, those to come too.
     pub fn end(&self) {
         let running = {
-            let mut tasks = self.0.lock();
+            let mut tasks = self.0.tasks.lock();
             tasks.ended = true;
             std::mem::take(&mut tasks.running)
         };
@@ -88,7 +107,52 @@ impl Scope {
     /// A number of the scope's chance.
     #[must_use]
     pub fn random(&self) -> u64 {
-        self.0.lock().rng.next_u64()
+        self.0.tasks.lock().rng.next_u64()
+    }
+
+    /// As if other processes kept the machine busy: from now on a task of the
+    /// scope that could run waits for its turn, up to `longest` by the scope's
+    /// chance. Zero ends it. For simulations.
+    pub fn starve(&self, longest: Duration) {
+        let millis = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
+        self.0.starved_millis_max.store(millis, Ordering::Relaxed);
+    }
+
+    /// How long a task waits for its turn, if at all.
+    fn turn(&self) -> Option<Duration> {
+        match self.0.starved_millis_max.load(Ordering::Relaxed) {
+            0 => None,
+            longest => Some(Duration::from_millis(self.random() % (longest + 1))),
+        }
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A task that runs only when it is its turn.
+    struct Starved<F> {
+        scope: Scope,
+        turn: Option<Pin<Box<Sleep>>>,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for Starved<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        if this.turn.is_none() {
+            *this.turn = this
+                .scope
+                .turn()
+                .map(|turn| Box::pin(tokio::time::sleep(turn)));
+        }
+        if let Some(turn) = this.turn {
+            std::task::ready!(turn.as_mut().poll(context));
+            *this.turn = None;
+        }
+        this.future.poll(context)
     }
 }
 
@@ -194,5 +258,46 @@ impl AsyncRuntime for Runtime {
         F: Future<Output = T>,
     {
         TokioRuntime::new(1).block_on(future)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// How long a task takes that is polled ten times.
+    async fn time_of_ten_turns(scope: &Scope) -> Duration {
+        let start = Instant::now();
+        let work = async {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        };
+        scope.spawn(work).await.expect("it ends");
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_starved_scope_is_slow_by_its_own_chance() {
+        let longest = Duration::from_millis(100);
+        let mut times = Vec::new();
+        for seed in [1, 1, 2] {
+            let scope = Scope::new(seed);
+            assert_eq!(time_of_ten_turns(&scope).await, Duration::ZERO);
+            scope.starve(longest);
+            times.push(time_of_ten_turns(&scope).await);
+            scope.starve(Duration::ZERO);
+            assert_eq!(time_of_ten_turns(&scope).await, Duration::ZERO);
+        }
+        assert_eq!(times[0], times[1]);
+        assert_ne!(times[0], times[2]);
+        // Eleven turns, of 50 ms each on average.
+        assert!(
+            times
+                .iter()
+                .all(|time| *time > longest && *time < 11 * longest)
+        );
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Kept true: a grant or a read point leaves only after a quorum of the root
 //! group confirmed, in a round that began after it was made, that this is
-//! still the leader (rule 3). One round serves all that wait.
+//! still the leader of the term in which it was made (rule 3). One round
+//! serves all that wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +26,7 @@ use crate::marks::{GroupMark, Marks};
 use crate::message::{Grant, Heard, Message, ReadPoint};
 use crate::node::Inner;
 use crate::position::{NodeId, Term};
-use crate::raft::Proposed;
+use crate::raft::{NotLeader, Proposed};
 use crate::replica::{Note, Replica};
 use crate::txn::{TxnAsk, TxnAsked, TxnGrant};
 
@@ -177,7 +178,7 @@ impl Sequencing {
             TxnEntered::Granted(revision, places) => {
                 let at_desk = Arc::clone(desk);
                 desk.node.scope.spawn(async move {
-                    if at_desk.replica.rounds.confirm().await.is_ok() {
+                    if at_desk.confirm().await.is_ok() {
                         at_desk.send_txn(&ask, revision, &places, reply);
                     }
                 });
@@ -196,12 +197,32 @@ impl Sequencing {
 }
 
 impl Desk {
+    /// A round of this sequencer's own epoch (rule 3).
+    async fn confirm(&self) -> Result<(), NotLeader> {
+        let confirmed = self.replica.rounds.confirm_in(self.term).await;
+        confirmed.map(|_| ())
+    }
+
     fn enter_txn(&self, ask: &TxnAsk) -> TxnEntered {
         let changed = self.node.cluster.borrow().changed;
         let alive = self.node.leases.all_alive(&ask.leases);
         let mut ledger = self.ledger.lock();
         ledger.changed(changed);
         ledger.txn(ask, alive)
+    }
+
+    /// A read point for those who asked before the last round. What was
+    /// committed before it is applied by now, so the point is not below what
+    /// any member has shown or acknowledged: the root group's own writes may
+    /// be above the ceiling, and the ledger hears late that they are applied.
+    fn read_point(&self) -> ReadPoint {
+        let root = self.replica.applied();
+        let mut ledger = self.ledger.lock();
+        ledger.root_has(self.replica.group.store().last_revision());
+        ReadPoint {
+            revision: ledger.read_point(),
+            root,
+        }
     }
 
     /// Puts a confirmed grant into the stream of each participant.
@@ -268,7 +289,7 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
         let root = desk.replica.applied();
         let reports = !asks.is_empty();
         let mut granted = Vec::new();
-        let point = {
+        {
             let mut ledger = desk.ledger.lock();
             ledger.changed(changed);
             while let Some((ask, reply)) = asks.pop_front() {
@@ -283,11 +304,7 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
                     }
                 }
             }
-            ReadPoint {
-                revision: ledger.read_point(),
-                root,
-            }
-        };
+        }
         if reports {
             desk.news.send_modify(|count| *count += 1);
         }
@@ -295,7 +312,7 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
         if granted.is_empty() && readers.is_empty() && txns.is_empty() {
             continue;
         }
-        if desk.replica.rounds.confirm().await.is_err() {
+        if desk.confirm().await.is_err() {
             // The replies are dropped. What was granted stays outstanding.
             readers.clear();
             txns.clear();
@@ -310,6 +327,7 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
         let served = readers.len() as u64;
         let tally = &desk.node.sequencing.tally;
         tally.read_points.fetch_add(served, Relaxed);
+        let point = desk.read_point();
         for reply in readers.drain(..) {
             reply.send(Some(point).encode());
         }

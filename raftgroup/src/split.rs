@@ -10,7 +10,9 @@
 //! to make the child elsewhere.
 //!
 //! Kept true: a child's replica is made of the parent's state at the split
-//! entry, or comes from the child's leader; never of anything else.
+//! entry, or comes from the child's leader; never of anything else. Whether a
+//! split happens is decided by the parent's log: it has the split entry, or an
+//! entry that abandons it, whichever is first.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,17 +20,22 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
-use pontoon_engine::{Copying, KeyRange, Step, Store};
+use pontoon_engine::{Copying, EngineError, KeyRange, Step, Store};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use crate::cluster::Cluster;
 use crate::codec::{Wire, wire};
 use crate::error::Failure;
 use crate::message::{Answered, Heard, Message, Work};
-use crate::node::Inner;
-use crate::position::{GroupId, NodeId, Term};
+use crate::mutation::{Mutation, mutated};
+use crate::node::{Inner, NodeFailure};
+use crate::opening::Claim;
+use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{Begin, membership_record};
+use crate::records;
 use crate::replica::{Note, Replica};
 use crate::route::Undone;
 
@@ -68,20 +75,13 @@ wire!(struct SplitRecord { child, keys, voters, learners });
 
 const PREFIX: &[u8] = b"split/";
 
+/// The record of the last split that a parent has abandoned.
+const ABANDONED: &[u8] = b"split-abandoned";
+
 impl SplitRecord {
     /// The splits of a store whose upper halves are still in it.
-    pub(crate) fn all(store: &Store) -> Vec<Self> {
-        let mut found = Vec::new();
-        let read = store.records(PREFIX, &mut |_, content| match Self::decode(
-            Bytes::copy_from_slice(content),
-        ) {
-            Some(record) => found.push(record),
-            None => tracing::error!("a split's record makes no sense"),
-        });
-        if let Err(error) = read {
-            tracing::error!("splits: {error}");
-        }
-        found
+    pub(crate) fn all(store: &Store) -> Result<Vec<Self>, EngineError> {
+        records::read_all(store, PREFIX, |_, content| Self::decode(content))
     }
 
     pub(crate) fn step(&self) -> Step {
@@ -100,6 +100,20 @@ pub(crate) fn forget_step(child: GroupId) -> Step {
     }
 }
 
+/// Abandons a split for good, and all before it.
+pub(crate) fn abandon_step(child: GroupId) -> Step {
+    Step::Record {
+        name: Bytes::from_static(ABANDONED),
+        content: Some(child.encode()),
+    }
+}
+
+/// Children up to this one are not split off any more.
+pub(crate) fn abandoned(store: &Store) -> Result<GroupId, EngineError> {
+    let abandoned = records::read(store, ABANDONED, GroupId::decode)?;
+    Ok(abandoned.unwrap_or(GroupId::ROOT))
+}
+
 /// The split that an entry makes, if it does.
 pub(crate) fn made_by(steps: &[Step]) -> Option<SplitRecord> {
     steps.iter().find_map(|step| match step {
@@ -109,6 +123,11 @@ pub(crate) fn made_by(steps: &[Step]) -> Option<SplitRecord> {
         } if name.starts_with(PREFIX) => SplitRecord::decode(content.clone()),
         _ => None,
     })
+}
+
+/// Whether a record, if it is a split's, can be decoded.
+pub(crate) fn can_read(name: &[u8], content: &Bytes) -> bool {
+    !name.starts_with(PREFIX) || SplitRecord::decode(content.clone()).is_some()
 }
 
 /// Whether a step is about a split.
@@ -174,8 +193,9 @@ const FOLLOW_EVERY: Duration = Duration::from_millis(20);
 /// Between two looks whether others are ready, and other things to repeat.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// After this long a leader that is ready itself doesn't wait for others.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Elections that the parent's leader calls for the child in an election
+/// timeout: the other replicas may be made a little later.
+const ELECTIONS: u32 = 4;
 
 /// Begins the copies that are to be made here, for as long as the node runs.
 pub(crate) async fn tend(node: Arc<Inner>) {
@@ -194,18 +214,21 @@ pub(crate) async fn tend(node: Arc<Inner>) {
             }
         }
         for parent in node.replicas() {
-            for record in SplitRecord::all(&parent.group.store()) {
-                wanted.insert(record.child, (parent.id, record.keys));
+            match SplitRecord::all(&parent.group.store()) {
+                Ok(records) => wanted.extend(
+                    records
+                        .into_iter()
+                        .map(|record| (record.child, (parent.id, record.keys))),
+                ),
+                Err(error) => parent.group.report(&error),
             }
         }
         for (child, (parent, keys)) in wanted {
             if node.replica(child).is_none()
-                && !node.has_tree(child)
-                && !node.damaged.lock().contains_key(&child)
-                && !node.copies.under_way.lock().contains_key(&child)
                 && let Some(parent) = node.replica(parent)
+                && let Some(claim) = node.claims.claim(child)
             {
-                begin(&node, parent, child, keys);
+                begin(&node, parent, child, keys, claim);
             }
         }
         tokio::select! {
@@ -226,7 +249,15 @@ pub(crate) fn upper(bounds: &KeyRange, key: &Bytes) -> Option<KeyRange> {
     })
 }
 
-fn begin(node: &Arc<Inner>, parent: Arc<Replica>, child: GroupId, keys: KeyRange) {
+/// Begins to make a child's replica, unless there is one.
+fn begin(node: &Arc<Inner>, parent: Arc<Replica>, child: GroupId, keys: KeyRange, claim: Claim) {
+    // Under the claim nobody else opens it or changes its files.
+    if node.replica(child).is_some()
+        || node.has_tree(child) != Some(false)
+        || node.damaged.lock().contains_key(&child)
+    {
+        return;
+    }
     let copy = Arc::new(Copy {
         parent: parent.id,
         ready: AtomicBool::new(false),
@@ -237,18 +268,45 @@ fn begin(node: &Arc<Inner>, parent: Arc<Replica>, child: GroupId, keys: KeyRange
         .under_way
         .lock()
         .insert(child, Arc::clone(&copy));
-    let made = Arc::clone(node);
-    node.scope.spawn(async move {
-        let outcome = make(&made, &parent, child, &keys, &copy).await;
-        if let Err(reason) = outcome {
-            tracing::warn!("group {child}, from group {}: {reason}", parent.id);
-        }
-        made.copies.under_way.lock().remove(&child);
+    let node = Arc::clone(node);
+    node.scope.clone().spawn(async move {
+        let outcome = make(&node, &parent, child, &keys, &copy).await;
+        node.copies.under_way.lock().remove(&child);
+        drop(claim);
         copy.over.send_replace(true);
+        match outcome {
+            Ok(replica) => return call_elections(&node, &parent, &replica).await,
+            Err(NotMade::GaveUp(reason)) => {
+                tracing::info!(%child, parent = %parent.id, reason, "no copy of the range");
+            }
+            Err(NotMade::Engine(error)) => node.split_failed(&parent, child, &error),
+            Err(NotMade::Node(NodeFailure::Damaged(child, reason))) => node.mend(child, reason),
+            Err(NotMade::Node(NodeFailure::Failed(fault))) => node.health.fail(fault.0),
+            Err(NotMade::Node(error)) => {
+                // Its tree is there: whoever follows the map opens it.
+                tracing::warn!(%child, parent = %parent.id, %error, "the replica didn't open");
+            }
+        }
         // What was given up may be begun again.
         tokio::time::sleep(RETRY).await;
-        made.copies.news.notify_one();
+        node.copies.news.notify_one();
     });
+}
+
+/// Why the replica of a child was not made.
+enum NotMade {
+    /// It is not wanted any more, or the parent's store was replaced.
+    GaveUp(String),
+    /// The parent's store or the copy failed.
+    Engine(EngineError),
+    /// The copy is there, but could not be opened.
+    Node(NodeFailure),
+}
+
+impl From<EngineError> for NotMade {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
 }
 
 /// Makes the replica of a child.
@@ -258,19 +316,17 @@ async fn make(
     child: GroupId,
     keys: &KeyRange,
     copy: &Arc<Copy>,
-) -> Result<(), String> {
-    let store = parent.group.store();
+) -> Result<Arc<Replica>, NotMade> {
     let (done, copied) = oneshot::channel();
     let copier = Copier {
         node: Arc::downgrade(node),
         parent: Arc::clone(parent),
-        store: Arc::clone(&store),
+        store: parent.group.store(),
         child,
         keys: keys.clone(),
         copy: Arc::clone(copy),
     };
-    drop(store);
-    node.tend_store(
+    let started = node.tend_store(
         child,
         Box::new(move || {
             Box::pin(async move {
@@ -278,20 +334,25 @@ async fn make(
                 let _ = done.send(copier.run().await);
             })
         }),
-    )?;
-    let gone = |_| "the copy has ended".to_owned();
+    );
+    started.map_err(NotMade::GaveUp)?;
+    let gone = |_| NotMade::GaveUp("the copy has ended".to_owned());
     copied.await.map_err(gone)??;
     node.watches.split(parent.id, child, keys);
     node.answers.split(parent.id, child);
-    let replica = node
-        .open_replica(child, Begin::Born)
-        .await
-        .map_err(|error| error.to_string())?;
-    if parent.group.leader() == Some(node.me) {
-        // Who led the parent leads the child, unless that is too much for it.
-        replica.group.elect().await;
+    let opened = node.open_replica(child, Begin::Born).await;
+    opened.map_err(NotMade::Node)
+}
+
+/// The leader of the parent leads the child, unless that is too much for it.
+async fn call_elections(node: &Arc<Inner>, parent: &Replica, child: &Replica) {
+    for _ in 0..ELECTIONS {
+        if parent.group.leader() != Some(node.me) || child.group.leader().is_some() {
+            return;
+        }
+        child.group.elect().await;
+        tokio::time::sleep(node.config.timing.election_min / ELECTIONS).await;
     }
-    Ok(())
 }
 
 /// Where the stores are tended.
@@ -305,17 +366,16 @@ struct Copier {
 }
 
 impl Copier {
-    async fn run(self) -> Result<(), String> {
+    async fn run(self) -> Result<(), NotMade> {
         let (disk, path, config) = {
-            let node = self.node.upgrade().ok_or("the node has ended")?;
+            let node = self.node()?;
             let config = node.group_config(self.child);
             (node.disk(), config.path, config.store)
         };
-        let text = |error: pontoon_engine::EngineError| error.to_string();
         let keys = self.keys.clone();
-        let mut copying = Copying::begin(&self.store, &disk, &path, config, keys).map_err(text)?;
+        let mut copying = Copying::begin(&self.store, &disk, &path, config, keys)?;
         loop {
-            while copying.advance().map_err(text)? {
+            while copying.advance()? {
                 tokio::task::yield_now().await;
                 self.look()?;
             }
@@ -324,16 +384,21 @@ impl Copier {
                 let voters = record.voters.into_iter().collect();
                 let learners = record.learners.into_iter().collect();
                 let record = membership_record(&voters, &learners);
-                return copying.finish(&[record]).map_err(text);
+                return Ok(copying.finish(&[record])?);
             }
             tokio::time::sleep(FOLLOW_EVERY).await;
         }
     }
 
+    fn node(&self) -> Result<Arc<Inner>, NotMade> {
+        let gone = || NotMade::GaveUp("the node has ended".to_owned());
+        self.node.upgrade().ok_or_else(gone)
+    }
+
     /// Whether to go on; the split, if its entry is applied.
-    fn look(&self) -> Result<Option<SplitRecord>, String> {
-        let node = self.node.upgrade().ok_or("the node has ended")?;
-        let records = SplitRecord::all(&self.store);
+    fn look(&self) -> Result<Option<SplitRecord>, NotMade> {
+        let node = self.node()?;
+        let records = SplitRecord::all(&self.store)?;
         let record = records
             .into_iter()
             .find(|record| record.child == self.child);
@@ -341,8 +406,14 @@ impl Copier {
             self.copy.split.store(true, Ordering::Release);
             return Ok(record);
         }
+        if !self.store.bounds().contains(&self.keys.key) {
+            // The child stands on its own, and its leader brings it here.
+            let reason = "its parent has dropped the upper half";
+            return Err(NotMade::GaveUp(reason.to_owned()));
+        }
         if !Arc::ptr_eq(&self.store, &self.parent.group.store()) {
-            return Err("its parent was replaced by a snapshot".to_owned());
+            let reason = "its parent was replaced by a snapshot";
+            return Err(NotMade::GaveUp(reason.to_owned()));
         }
         let cluster = node.cluster.borrow();
         let mut wanted = cluster.splits.under_way.iter();
@@ -351,7 +422,7 @@ impl Copier {
             false => match &cluster.map {
                 // The map has it, so the entry will come.
                 Some(map) if map.keys_of(self.child).is_some() => Ok(None),
-                _ => Err("it is not wanted any more".to_owned()),
+                _ => Err(NotMade::GaveUp("it is not wanted any more".to_owned())),
             },
         }
     }
@@ -379,7 +450,7 @@ impl Inner {
                     let Answered::Group(child) = done.answer else {
                         return Err(Failure::LeaderChanged);
                     };
-                    return self.until_split(child, deadline).await;
+                    return self.until_split(child, done.index, deadline).await;
                 }
                 Err(Undone::Moved) => {}
                 Err(Undone::Failed(failure)) => return Err(failure),
@@ -387,54 +458,118 @@ impl Inner {
         }
     }
 
-    async fn until_split(&self, child: GroupId, deadline: Instant) -> Result<GroupId, Failure> {
+    /// Waits until the child of a noted split serves.
+    async fn until_split(
+        self: &Arc<Self>,
+        child: GroupId,
+        noted: LogIndex,
+        deadline: Instant,
+    ) -> Result<GroupId, Failure> {
         let mut cluster = self.cluster.subscribe();
-        let has = |cluster: &crate::cluster::Cluster| {
+        let is_over = |cluster: &Cluster| {
             let map = cluster.map.as_ref();
-            map.is_some_and(|map| map.keys_of(child).is_some())
+            let mapped = map.is_some_and(|map| map.keys_of(child).is_some());
+            mapped
+                || !cluster
+                    .splits
+                    .under_way
+                    .iter()
+                    .any(|one| one.child == child)
         };
-        match tokio::time::timeout_at(deadline, cluster.wait_for(has)).await {
-            Ok(Ok(())) => Ok(child),
-            Ok(Err(_)) => Err(Failure::Stopped),
-            Err(_) => Err(Failure::TimedOut),
+        let over = async {
+            self.root().group.wait_applied(noted).await;
+            cluster.wait_for(is_over).await.is_ok()
+        };
+        match tokio::time::timeout_at(deadline, over).await {
+            Ok(true) => {}
+            Ok(false) => return Err(Failure::Stopped),
+            Err(_) => return Err(Failure::TimedOut),
+        }
+        let map = self.map_known(deadline).await?;
+        if map.keys_of(child).is_none() {
+            return Err(Failure::SplitAbandoned);
+        }
+        let mut progress = self.progress.subscribe();
+        loop {
+            progress.mark_unchanged();
+            if self.told.lock().knows(child) {
+                return Ok(child);
+            }
+            match tokio::time::timeout_at(deadline, progress.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(Failure::Stopped),
+                Err(_) => return Err(Failure::TimedOut),
+            }
         }
     }
 
-    /// For the parent's leader: returns when a quorum of its replicas has
-    /// copied the upper half, and tells it.
+    /// For the parent's leader: tells it when a quorum of its replicas has
+    /// copied the upper half, this one or not.
     pub(crate) async fn prepare_split(
         self: &Arc<Self>,
         replica: &Arc<Replica>,
         term: Term,
         splitting: Splitting,
     ) {
-        let begun = Instant::now();
         loop {
             tokio::time::sleep(RETRY).await;
-            let leadership = *replica.group.leadership().borrow();
-            if !leadership.ready || leadership.term != term {
+            let leadership = replica.group.leadership_now();
+            let noted = self.cluster.borrow().splits.under_way.contains(&splitting);
+            if !leadership.ready || leadership.term != term || !noted {
                 return;
             }
-            if !self.copies.is_ready(splitting.child) {
+            if mutated(Mutation::SplitWaitsForOwnCopy) && !self.copies.is_ready(splitting.child) {
                 continue;
             }
             let voters = replica.group.membership().voters;
-            let mut ready = usize::from(voters.contains(&self.me));
-            for voter in voters.iter().filter(|voter| **voter != self.me) {
-                let message = Message::SplitReady {
-                    child: splitting.child,
-                };
-                let heard: Heard = self
-                    .call(*voter, &message, self.timing.call)
-                    .await
-                    .unwrap_or(false);
-                ready += usize::from(heard);
-            }
-            if 2 * ready > voters.len() || begun.elapsed() > PATIENCE {
+            let message = Message::SplitReady {
+                child: splitting.child,
+            };
+            let ready = voters.iter().map(|voter| {
+                let heard = self.call::<Heard>(*voter, &message, self.timing.call);
+                async move { heard.await.unwrap_or(false) }
+            });
+            let ready = join_all(ready).await.into_iter().filter(|ready| *ready);
+            if 2 * ready.count() > voters.len() {
                 break;
             }
         }
         let _ = replica.notes.send(Note::Split(splitting));
+    }
+
+    /// Has the root group forget a split that the parent's log has abandoned,
+    /// however often it takes.
+    pub(crate) async fn cancel_split(self: &Arc<Self>, splitting: Splitting) {
+        let noted = || self.cluster.borrow().splits.under_way.contains(&splitting);
+        while noted() {
+            let work = Work::CancelSplit {
+                parent: splitting.parent,
+                child: splitting.child,
+            };
+            self.note_at_root(work).await;
+            if noted() {
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// Has the root group's leader note something about a split, if it can now.
+    async fn note_at_root(self: &Arc<Self>, work: Work) {
+        let deadline = Instant::now() + self.timing.call;
+        if let Ok(map) = self.map_known(deadline).await
+            && let Ok(done) = self.work(GroupId::ROOT, map.version, work, deadline).await
+        {
+            self.root_catches_up(done.index).await;
+        }
+    }
+
+    /// What failed while a child was made.
+    fn split_failed(&self, parent: &Replica, child: GroupId, error: &EngineError) {
+        match error {
+            EngineError::Disk { .. } if !error.is_no_space() => self.health.fail(error.to_string()),
+            EngineError::Damaged { .. } => parent.group.report(error),
+            _ => tracing::warn!(%child, parent = %parent.id, %error, "no copy of the range"),
+        }
     }
 
     /// Has the root group's map say what the parent's log says already,
@@ -446,14 +581,7 @@ impl Inner {
             map.is_some_and(|map| map.keys_of(child).is_some())
         };
         while !known() {
-            let deadline = Instant::now() + self.timing.call;
-            let work = Work::MapSplit { parent, child };
-            if let Ok(map) = self.map_known(deadline).await {
-                let done = self.work(GroupId::ROOT, map.version, work, deadline).await;
-                if let Ok(done) = done {
-                    self.root_catches_up(done.index).await;
-                }
-            }
+            self.note_at_root(Work::MapSplit { parent, child }).await;
             if !known() {
                 tokio::time::sleep(RETRY).await;
             }
@@ -476,7 +604,8 @@ pub(crate) async fn watch_sizes(node: Arc<Inner>) {
         for replica in node.replicas() {
             let writes = replica.writes.load(Ordering::Relaxed);
             let before = written.insert(replica.id, writes).unwrap_or(writes);
-            let rate = (writes - before) / MEASURE_EVERY.as_secs();
+            // A replica that was rebuilt counts from 0 again.
+            let rate = writes.saturating_sub(before) / MEASURE_EVERY.as_secs();
             replica.writes_per_sec.store(rate, Ordering::Relaxed);
             if let Some(key) = node.should_split(&replica, rate) {
                 tracing::info!("group {} is split at {key:?}", replica.id);

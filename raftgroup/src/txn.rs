@@ -2,14 +2,18 @@
 //! other, and what a participant keeps.
 //!
 //! Kept true: a participant's record stays until no participant is undecided,
-//! so what was committed is never taken for void.
+//! and one that can't be read is never taken for none, so what was committed
+//! is never taken for void.
 
 use bytes::Bytes;
-use pontoon_engine::{Answer, KeyRange, Op, Reject, Request, Revision, Step, Txn};
+use pontoon_engine::{
+    Answer, EngineError, KeyRange, Op, Reject, Request, Revision, Step, Store, Txn,
+};
 
 use crate::codec::{Wire, wire};
 use crate::lease::LeaseName;
 use crate::position::{GroupId, LogIndex, Term};
+use crate::records;
 
 mod coordinate;
 mod finish;
@@ -62,7 +66,7 @@ pub(crate) enum TxnWork {
         /// The revision it will have, where it must be known.
         own: Option<Revision>,
     },
-    /// Lets go what was not granted a revision.
+    /// Lets go what was not asked a revision for.
     Unlatch,
     /// Answered with a [`Fate`] that is not open.
     Await,
@@ -78,6 +82,9 @@ pub(crate) enum TxnWork {
     Forget,
     /// Whether it is undecided here.
     Ask,
+    /// Lets go what may have been granted a revision, unless it is prepared;
+    /// answered with [`TxnAnswered::Released`].
+    Release,
 }
 
 wire!(enum TxnWork {
@@ -89,6 +96,7 @@ wire!(enum TxnWork {
     5 => Inquire { revision, participants },
     6 => Forget,
     7 => Ask,
+    8 => Release,
 });
 
 /// What a participant's leader says.
@@ -115,6 +123,9 @@ pub(crate) enum TxnAnswered {
     Ungranted,
     Fate(Fate),
     Done,
+    /// Whether a latch was let go of. If so, the transaction is not prepared in
+    /// this group and never will be: a latch is taken once.
+    Released(bool),
 }
 
 wire!(enum TxnAnswered {
@@ -124,6 +135,7 @@ wire!(enum TxnAnswered {
     3 => Ungranted,
     4 => Fate(fate),
     5 => Done,
+    6 => Released(released),
 });
 
 /// What became of a transaction in one group.
@@ -207,29 +219,16 @@ const PREFIX: &[u8] = b"txn/";
 
 impl TxnRecord {
     /// The records of a store.
-    pub(crate) fn all(
-        store: &pontoon_engine::Store,
-    ) -> Result<Vec<(TxnId, Self)>, pontoon_engine::EngineError> {
-        let mut found = Vec::new();
-        store.records(PREFIX, &mut |name, content| {
-            let id = TxnId::decode(Bytes::copy_from_slice(&name[PREFIX.len()..]));
-            let record = Self::decode(Bytes::copy_from_slice(content));
-            match id.zip(record) {
-                Some(known) => found.push(known),
-                None => tracing::error!("a transaction's record makes no sense"),
-            }
-        })?;
-        Ok(found)
+    pub(crate) fn all(store: &Store) -> Result<Vec<(TxnId, Self)>, EngineError> {
+        records::read_all(store, PREFIX, |name, content| {
+            TxnId::decode(name).zip(Self::decode(content))
+        })
     }
 
-    pub(crate) fn of(store: &pontoon_engine::Store, txn: TxnId) -> Option<Self> {
-        match store.record(&name(txn)) {
-            Ok(content) => Self::decode(content?),
-            Err(error) => {
-                tracing::error!("a transaction's record: {error}");
-                None
-            }
-        }
+    /// `None` only if there is no record: whoever hears that may void the
+    /// transaction.
+    pub(crate) fn of(store: &Store, txn: TxnId) -> Result<Option<Self>, EngineError> {
+        records::read(store, &name(txn), Self::decode)
     }
 
     pub(crate) fn step(&self, txn: TxnId) -> Step {
@@ -252,6 +251,15 @@ fn name(txn: TxnId) -> Bytes {
     let mut name = PREFIX.to_vec();
     txn.put(&mut name);
     name.into()
+}
+
+/// Whether a record, if it is a transaction's, can be decoded.
+pub(crate) fn can_read(name: &[u8], content: &Bytes) -> bool {
+    let Some(id) = name.strip_prefix(PREFIX) else {
+        return true;
+    };
+    let id = TxnId::decode(Bytes::copy_from_slice(id));
+    id.is_some() && TxnRecord::decode(content.clone()).is_some()
 }
 
 /// The transaction that a request over several groups is.

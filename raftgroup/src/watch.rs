@@ -106,16 +106,23 @@ impl Watches {
         }
     }
 
-    /// The store is about to forget what is below `floor`.
-    pub(crate) fn keep_below(&self, group: GroupId, store: &Arc<Store>, floor: Revision) {
+    /// The store is about to forget what is below `floor`. An error if it
+    /// can't be read; then watches hear that it is compacted.
+    pub(crate) fn keep_below(
+        &self,
+        group: GroupId,
+        store: &Arc<Store>,
+        floor: Revision,
+    ) -> Result<(), EngineError> {
         let places: Vec<_> = {
             let watches = self.0.lock();
             let places = watches.get(&group).into_iter().flatten();
             places.filter_map(Weak::upgrade).collect()
         };
-        for place in places {
-            place.keep(group, store, floor.previous());
-        }
+        let kept = places
+            .iter()
+            .map(|place| place.keep(group, store, floor.previous()));
+        kept.fold(Ok(()), Result::and)
     }
 }
 
@@ -314,7 +321,6 @@ impl WatchStream {
                 Err(EngineError::Undecided(_)) => return Looked::Nothing,
                 Err(error) => {
                     replica.group.report(&error);
-                    tracing::error!("group {group}: {error}");
                     return Looked::Nothing;
                 }
             }
@@ -393,16 +399,21 @@ impl State {
 
 impl Place {
     /// Keeps what a watch that has caught up was not given yet.
-    fn keep(&self, group: GroupId, store: &Arc<Store>, through: Revision) {
+    fn keep(
+        &self,
+        group: GroupId,
+        store: &Arc<Store>,
+        through: Revision,
+    ) -> Result<(), EngineError> {
         let mut state = self.state.lock();
         if !state.caught_up || state.next > through {
-            return;
+            return Ok(());
         }
         let next = state.next;
         let parts = state.parts.iter().filter(|(part, _)| *part == group);
         let parts: Vec<_> = parts.cloned().collect();
         if parts.is_empty() {
-            return;
+            return Ok(());
         }
         let bounds = store.bounds();
         let (mut events, reach) = state.kept.remove(&group).unwrap_or_default();
@@ -411,9 +422,9 @@ impl Place {
             match store.events(keys, from, through, self.prev_kv) {
                 Ok(more) if within(keys, &bounds) => events.extend(more),
                 // A part of it is elsewhere, by a snapshot that was past the split.
-                _ => {
+                found => {
                     state.caught_up = false;
-                    return;
+                    return found.map(|_| ());
                 }
             }
         }
@@ -421,9 +432,10 @@ impl Place {
             // Too slow: it is compared with the floor like any other.
             state.caught_up = false;
             state.kept.clear();
-            return;
+            return Ok(());
         }
         state.kept.insert(group, (events, through));
+        Ok(())
     }
 }
 

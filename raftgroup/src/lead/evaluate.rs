@@ -58,8 +58,8 @@ impl Lead<'_> {
                 self.settle(job);
                 continue;
             }
-            if self.node.wal.is_space_low() {
-                job.finish(Err(Declined::NoSpace));
+            if let Some(declined) = self.node.declined_for_space(self.replica) {
+                job.finish(Err(declined));
                 continue;
             }
             let job = self.revoke_otherwise(job);
@@ -111,7 +111,6 @@ impl Lead<'_> {
                 Err(EngineError::Undecided(_)) => job.finish(Err(Declined::Again)),
                 Err(error) => {
                     self.replica.group.report(&error);
-                    tracing::error!("group {}: {error}", self.replica.id);
                     job.finish(Err(Declined::Again));
                 }
             }

@@ -106,6 +106,12 @@ impl Latches {
         self.list.iter().find(|latch| latch.txn == txn)
     }
 
+    /// Whether there is a latch that nothing was prepared under.
+    pub(super) fn is_free_to_go(&self, txn: TxnId) -> bool {
+        let state = self.get(txn).map(|latch| &latch.state);
+        !matches!(state, None | Some(State::Preparing(_) | State::Prepared(_)))
+    }
+
     pub(super) fn get_mut(&mut self, txn: TxnId) -> Option<&mut Latch> {
         self.list.iter_mut().find(|latch| latch.txn == txn)
     }

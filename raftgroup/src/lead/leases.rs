@@ -3,8 +3,8 @@
 //!
 //! Kept true:
 //! - A lease that is being revoked, or about to be, is unknown to everybody.
-//! - A sign of life is answered after a quorum round that began after it came,
-//!   and it counts from when it came.
+//! - A sign of life is answered after a quorum round of this leader's term that
+//!   began after it came, and it counts from when it came.
 //! - A new leader gives every lease its full time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -229,9 +229,9 @@ impl Lead<'_> {
     /// Refuses for what this node knows, once it is certain that nobody else
     /// leads.
     pub(super) fn refuse(&self, declined: Declined, job: Job) {
-        let rounds = Arc::clone(&self.replica.rounds);
+        let (rounds, term) = (Arc::clone(&self.replica.rounds), self.term);
         self.node.scope.spawn(async move {
-            match rounds.confirm().await {
+            match rounds.confirm_in(term).await {
                 Ok(_) => job.finish(Err(declined)),
                 Err(_) => job.finish(Err(Declined::NotLeader(None))),
             }
@@ -520,9 +520,9 @@ impl Lead<'_> {
             return;
         }
         self.lessor.confirming = std::mem::take(&mut self.lessor.asked);
-        let rounds = Arc::clone(&self.replica.rounds);
+        let (rounds, term) = (Arc::clone(&self.replica.rounds), self.term);
         self.calls.push(Box::pin(async move {
-            let confirmed = rounds.confirm().await.is_ok();
+            let confirmed = rounds.confirm_in(term).await.is_ok();
             Event::Alive { confirmed }
         }));
     }

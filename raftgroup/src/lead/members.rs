@@ -113,11 +113,12 @@ impl Lead<'_> {
             committed: membership.committed,
             last,
         };
-        // It counts only from one who leads.
-        let (rounds, index) = (self.replica.rounds.clone(), self.replica.applied());
+        // It counts only from one who led in this term when it looked. (After
+        // the round the members may be those of a later leader.)
+        let (rounds, term) = (self.replica.rounds.clone(), self.term);
         self.node.scope.spawn(async move {
-            match rounds.confirm().await {
-                Ok(_) => job.finish(Ok(Done {
+            match rounds.confirm_in(term).await {
+                Ok(index) => job.finish(Ok(Done {
                     answer: Answered::Counted(counted),
                     index,
                 })),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::Mutex;
 use pontoon_engine::{Revision, Step, Ticket};
 use tokio::sync::oneshot;
 
@@ -12,6 +13,26 @@ use crate::message::{Answered, Declined, Done};
 use crate::position::{LogIndex, Term};
 use crate::raft::Proposed;
 use crate::replica::Replica;
+
+/// Answers those who wait for an entry, once.
+#[derive(Clone)]
+pub(super) struct Finish(Arc<Mutex<Option<Answer>>>);
+
+type Answer = Box<dyn FnOnce(Result<LogIndex, Declined>) + Send>;
+
+impl Finish {
+    fn new(answer: impl FnOnce(Result<LogIndex, Declined>) + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(answer)))))
+    }
+
+    /// Tells the outcome, unless one was told.
+    pub(super) fn finish(&self, outcome: Result<LogIndex, Declined>) {
+        let answer = self.0.lock().take();
+        if let Some(answer) = answer {
+            answer(outcome);
+        }
+    }
+}
 
 impl Lead<'_> {
     /// Makes one entry of a batch that has its revisions.
@@ -77,6 +98,8 @@ impl Lead<'_> {
         let id = flight.id;
         self.flights.push_back(flight);
         let flight = id;
+        let finish = Finish::new(finish);
+        self.unanswered.insert(flight, finish.clone());
         let events = self.events.clone();
         let follow = Arc::clone(&self.replica.follow);
         let done = Box::new(move |proposed| {
@@ -89,7 +112,7 @@ impl Lead<'_> {
                 }
                 Proposed::Unknown => (Event::Lost, Err(Declined::Unknown)),
             };
-            finish(outcome);
+            finish.finish(outcome);
             // The leader is gone: fine.
             let _ = events.send(event);
         });

@@ -18,7 +18,12 @@ pub(super) struct Waiting {
 }
 
 impl Lead<'_> {
+    /// A barrier of another term is dropped, and its read hears that this node
+    /// doesn't lead.
     pub(super) fn wait_for(&mut self, barrier: Barrier) {
+        if barrier.term != self.term {
+            return;
+        }
         let asks = match &self.source {
             Source::Sequencer(session) => session.asks,
             _ => 0,

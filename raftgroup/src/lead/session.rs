@@ -66,11 +66,11 @@ impl Lead<'_> {
         }
         session.with = None;
         session.calling = true;
-        let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
+        let (node, replica, term) = (Arc::clone(self.node), Arc::clone(self.replica), self.term);
         self.calls.push(Box::pin(async move {
             let (epoch, sequencer) = node.sequencer_known().await;
             // Rule 4: this round begins after the epoch was learned.
-            let confirmed = replica.rounds.confirm().await.is_ok();
+            let confirmed = replica.rounds.confirm_in(term).await.is_ok();
             if !confirmed {
                 tokio::time::sleep(RETRY).await;
             }

@@ -17,7 +17,7 @@ use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Done, Work};
 use crate::position::{GroupId, LogIndex};
 use crate::replica::Job;
-use crate::split::{SplitRecord, Splits, Splitting, forget_step, upper};
+use crate::split::{SplitRecord, Splits, Splitting, abandon_step, forget_step, upper};
 
 /// What doesn't come to an end by then must go on, and the split waits.
 const FREEZE_MAX: Duration = Duration::from_millis(300);
@@ -28,8 +28,13 @@ const THAW: Duration = Duration::from_millis(700);
 /// Splits, as this leader has to do with them.
 #[derive(Default)]
 pub(super) struct SplitsHere {
-    /// Which one is being prepared.
-    prepares: Option<GroupId>,
+    /// Which one is being prepared, and when it is abandoned.
+    prepares: Option<(Splitting, Instant)>,
+    /// Children up to this one were abandoned.
+    abandoned: GroupId,
+    abandoning: bool,
+    /// The root group is being told that one was abandoned.
+    cancels: Option<GroupId>,
     /// Nothing new is evaluated until this one is done, or given up.
     pub(super) freezing: Option<(Splitting, Instant)>,
     /// The entry is proposed, or applied: nothing is evaluated before the map
@@ -45,9 +50,10 @@ pub(super) struct SplitsHere {
 }
 
 impl SplitsHere {
-    pub(super) fn of(records: &[SplitRecord]) -> Self {
+    pub(super) fn of(records: &[SplitRecord], abandoned: GroupId) -> Self {
         Self {
             sheds: records.iter().map(|record| record.child).collect(),
+            abandoned,
             ..Self::default()
         }
     }
@@ -68,10 +74,16 @@ impl SplitsHere {
     pub(super) fn due(&self) -> Option<Instant> {
         let freezing = self.freezing.as_ref().map(|(_, until)| *until);
         let thaws = self.thaws.as_ref().map(|(_, at)| *at);
-        [freezing.filter(|_| !self.frozen), thaws]
-            .into_iter()
-            .flatten()
-            .min()
+        let abandons = self.prepares.as_ref().map(|(_, at)| *at);
+        let idle = !self.frozen && !self.abandoning;
+        [
+            freezing.filter(|_| !self.frozen),
+            thaws,
+            abandons.filter(|_| idle),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     pub(super) fn end(&mut self) -> Vec<Job> {
@@ -84,23 +96,68 @@ impl Lead<'_> {
     pub(super) fn follow_splits(&mut self, cluster: &Cluster) {
         let mut noted = cluster.splits.under_way.iter();
         let splitting = noted.find(|splitting| splitting.parent == self.replica.id);
-        let Some(splitting) = splitting else {
+        let Some(splitting) = splitting.cloned() else {
+            self.splits.prepares = None;
             return;
         };
-        if self.splits.prepares == Some(splitting.child) {
+        let (node, replica, term) = (Arc::clone(self.node), Arc::clone(self.replica), self.term);
+        if splitting.child <= self.splits.abandoned {
+            if self.splits.cancels.replace(splitting.child) != Some(splitting.child) {
+                self.node
+                    .scope
+                    .spawn(async move { node.cancel_split(splitting).await });
+            }
             return;
         }
-        self.splits.prepares = Some(splitting.child);
-        let (node, replica, term) = (Arc::clone(self.node), Arc::clone(self.replica), self.term);
-        let splitting = splitting.clone();
+        let prepares = self.splits.prepares.as_ref();
+        if prepares.is_some_and(|(known, _)| *known == splitting) {
+            return;
+        }
+        let give_up_at = Instant::now() + self.node.config.split_max;
+        self.splits.prepares = Some((splitting.clone(), give_up_at));
         self.node.scope.spawn(async move {
             node.prepare_split(&replica, term, splitting).await;
         });
     }
 
+    /// Abandons a split that takes too long. An entry says so: whoever leads
+    /// the parent later doesn't split it either.
+    async fn abandon_split(&mut self) {
+        let now = Instant::now();
+        let overdue = self.splits.prepares.as_ref().filter(|(_, at)| *at <= now);
+        let Some((splitting, _)) = overdue.cloned() else {
+            return;
+        };
+        if self.splits.frozen || self.splits.abandoning || self.draining || self.leaving {
+            return;
+        }
+        let (parent, child) = (splitting.parent, splitting.child);
+        tracing::warn!(%parent, %child, "the split is abandoned: it takes too long");
+        self.splits.freezing = None;
+        self.splits.thaws = None;
+        self.splits.abandoning = true;
+        let flight = Flight {
+            id: self.launched,
+            first: Revision(0),
+            last: Revision(0),
+            freight: Freight::Abandon(child),
+        };
+        self.launch(flight, vec![abandon_step(child)], |_| ()).await;
+    }
+
+    /// The entry that abandons a split is applied, or was not taken.
+    pub(super) fn abandon_landed(&mut self, child: GroupId, applied: bool) {
+        self.splits.abandoning = false;
+        if applied {
+            self.splits.abandoned = child;
+            self.splits.prepares = None;
+        }
+    }
+
     /// A quorum has copied the upper half.
     pub(super) fn freeze(&mut self, splitting: Splitting) {
-        if !self.splits.is_frozen() && !self.leaving {
+        let abandons = self.splits.abandoning || splitting.child <= self.splits.abandoned;
+        if !self.splits.is_frozen() && !self.leaving && !abandons {
             let until = Instant::now() + FREEZE_MAX;
             self.splits.freezing = Some((splitting, until));
         }
@@ -116,6 +173,7 @@ impl Lead<'_> {
         }
         self.note_splits(cluster).await;
         self.shed(cluster).await;
+        self.abandon_split().await;
         if self.splits.frozen || self.draining {
             return;
         }
@@ -248,6 +306,7 @@ impl Lead<'_> {
             let (child, steps) = match &job.work {
                 Work::Split { key } => self.note_split(key, &map, cluster),
                 Work::MapSplit { parent, child } => self.note_map(*parent, *child, &map, cluster),
+                Work::CancelSplit { parent, child } => note_cancel(*parent, *child, cluster),
                 _ => (None, Vec::new()),
             };
             let Some(child) = child else {
@@ -357,6 +416,19 @@ impl Lead<'_> {
         }
         steps
     }
+}
+
+/// The parent's log has abandoned the split: it is not under way any more.
+fn note_cancel(parent: GroupId, child: GroupId, cluster: &Cluster) -> (Option<GroupId>, Vec<Step>) {
+    let mut splits = cluster.splits.clone();
+    splits
+        .under_way
+        .retain(|noted| noted.parent != parent || noted.child != child);
+    let steps = match splits == cluster.splits {
+        true => Vec::new(),
+        false => vec![splits_step(&splits)],
+    };
+    (Some(child), steps)
 }
 
 fn group(child: GroupId, index: LogIndex) -> Done {

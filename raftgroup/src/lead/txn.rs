@@ -6,6 +6,8 @@
 //!   the revision is reached, and that it is void is a record.
 //! - Grants are taken in the order in which they were made.
 //! - What was decided here is a log entry before anybody hears of it.
+//! - A record that can't be read stops the replica: nobody is told a fate, and
+//!   nothing is proposed that hangs on it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,13 +27,13 @@ use crate::link::Reply;
 use crate::map::Touches;
 use crate::message::{Answered, Declined, Done, Work};
 use crate::position::{GroupId, LogIndex};
-use crate::replica::Job;
+use crate::replica::{Job, Replica};
 use crate::txn::{
     Fate, Hold, Part, TxnAnswered, TxnAsk, TxnAsked, TxnGrant, TxnId, TxnRecord, TxnWork,
     forget_step,
 };
 
-/// The longest that a latch is kept for one who may have died.
+/// The longest that one who may have died waits for a latch.
 const LATCH_MAX: Duration = Duration::from_secs(5);
 
 /// After how long the others are asked for the fate of what is prepared.
@@ -88,7 +90,9 @@ impl Lead<'_> {
     /// Takes over what is undecided in the store, with its latches.
     pub(super) fn take_over(&mut self) -> Result<(), EngineError> {
         let now = Instant::now();
-        for (txn, record) in TxnRecord::all(&self.replica.group.store())? {
+        let records = TxnRecord::all(&self.replica.group.store());
+        let records = records.inspect_err(|error| self.replica.group.report(error));
+        for (txn, record) in records? {
             if record.fate != Fate::Prepared {
                 self.txns.tidy_at = Some(now + TIDY_AFTER);
                 continue;
@@ -125,21 +129,21 @@ impl Lead<'_> {
                 self.evaluate_part(txn, part, newest, own, job);
             }
             TxnWork::Unlatch => {
-                let granted = matches!(
-                    self.latches.get(txn).map(|latch| &latch.state),
-                    Some(State::Preparing(_) | State::Prepared(_))
-                );
-                if !granted {
+                if self.latches.is_free_to_go(txn) {
                     self.unlatch(txn);
                 }
                 job.finish(Ok(done(TxnAnswered::Done, LogIndex(0))));
             }
-            TxnWork::Await => match self.fate(txn) {
-                Fate::Unknown => match self.latches.get_mut(txn) {
-                    Some(latch) => latch.waiters.push(job),
-                    None => self.tell_fate(Fate::Unknown, job),
-                },
-                fate => self.tell_fate(fate, job),
+            TxnWork::Release => {
+                let released = self.latches.is_free_to_go(txn);
+                if released {
+                    self.release(txn);
+                }
+                job.finish(Ok(done(TxnAnswered::Released(released), LogIndex(0))));
+            }
+            TxnWork::Await => match (self.fate(txn), self.latches.get_mut(txn)) {
+                (Ok(Fate::Unknown), Some(latch)) => latch.waiters.push(job),
+                (fate, _) => self.tell_fate(fate, job),
             },
             TxnWork::Decide { revision, commit } => {
                 let fate = if commit { Fate::Committed } else { Fate::Void };
@@ -150,22 +154,25 @@ impl Lead<'_> {
                 participants,
             } => self.inquire(txn, revision, participants, job),
             TxnWork::Forget => {
-                self.forget(txn);
-                job.finish(Ok(done(TxnAnswered::Done, LogIndex(0))));
+                let forgotten = self.forget(txn);
+                job.finish(forgotten.map(|()| done(TxnAnswered::Done, LogIndex(0))));
             }
             TxnWork::Ask => {
-                let fate = match self.fate(txn) {
-                    // Its prepare may yet come.
-                    Fate::Unknown if self.latches.get(txn).is_some() => Fate::Prepared,
-                    fate => fate,
-                };
-                // That nothing is known counts only from one who leads.
-                let (rounds, index) = (Arc::clone(&self.replica.rounds), self.replica.applied());
+                // Without a latch now, no prepare comes in this term: a latch
+                // of this transaction is taken once. One that came before is
+                // applied when the round is.
+                let latched = self.latches.get(txn).is_some();
+                let (replica, term) = (Arc::clone(self.replica), self.term);
                 self.node.scope.spawn(async move {
-                    match rounds.confirm().await {
-                        Ok(_) => job.finish(Ok(done(TxnAnswered::Fate(fate), index))),
-                        Err(_) => job.finish(Err(Declined::NotLeader(None))),
-                    }
+                    let Ok(index) = replica.rounds.confirm_in(term).await else {
+                        return job.finish(Err(Declined::NotLeader(None)));
+                    };
+                    let fate = fate_in(&replica, txn).map(|fate| match fate {
+                        // Its prepare may yet come.
+                        Fate::Unknown if latched => Fate::Prepared,
+                        fate => fate,
+                    });
+                    job.finish(fate.map(|fate| done(TxnAnswered::Fate(fate), index)));
                 });
             }
         }
@@ -186,10 +193,7 @@ impl Lead<'_> {
             }
             Hold::Lease(lease) => match self.keys_of_lease(lease) {
                 Ok(keys) => (keys, Some(lease)),
-                Err(error) => {
-                    tracing::error!("group {}: {error}", self.replica.id);
-                    return job.finish(Err(Declined::Again));
-                }
+                Err(error) => return job.finish(Err(self.replica.unreadable(&error))),
             },
         };
         let state = State::Waiting { job, probe };
@@ -213,11 +217,21 @@ impl Lead<'_> {
         if self.latches.is_empty() || !self.asked.is_empty() || self.draining {
             return;
         }
+        // Others wait no longer for one who has died.
+        let held_max = 2 * self.node.config.timing.election_min;
         for txn in self.latches.next() {
             let lease = self.latches.get(txn).and_then(|latch| latch.lease);
             // What was before it in line may have hung more on the lease.
-            let hanging = lease.map(|lease| self.keys_of_lease(lease));
-            if let (Some(Ok(keys)), Some(latch)) = (hanging, self.latches.get_mut(txn)) {
+            let hanging = lease.map(|lease| self.keys_of_lease(lease)).transpose();
+            let hanging = match hanging {
+                Ok(hanging) => hanging,
+                Err(error) => {
+                    self.replica.group.report(&error);
+                    self.unlatch(txn);
+                    continue;
+                }
+            };
+            if let (Some(keys), Some(latch)) = (hanging, self.latches.get_mut(txn)) {
                 latch.keys = keys;
             }
             if !self.latches.is_next(txn) {
@@ -233,6 +247,7 @@ impl Lead<'_> {
             else {
                 continue;
             };
+            latch.until = latch.until.min(Instant::now() + held_max);
             let store = self.replica.group.store();
             let base = store.revision();
             let own = Revision::of(Ticket(0));
@@ -247,6 +262,7 @@ impl Lead<'_> {
                     job.finish(Ok(done(latched, self.replica.applied())));
                 }
                 Err(error) => {
+                    self.replica.group.report(&error);
                     tracing::warn!("group {}: {error}", self.replica.id);
                     self.unlatch(txn);
                     job.finish(Err(Declined::Again));
@@ -267,8 +283,8 @@ impl Lead<'_> {
         if !matches!(held, Some(State::Held | State::Evaluated { .. })) {
             return job.finish(Err(Declined::Again));
         }
-        if self.node.wal.is_space_low() {
-            return job.finish(Err(Declined::NoSpace));
+        if let Some(declined) = self.node.declined_for_space(self.replica) {
+            return job.finish(Err(declined));
         }
         let root = self.node.root_applied();
         let (ops, then, revokes) = match part {
@@ -340,32 +356,43 @@ impl Lead<'_> {
             }
             Err(EngineError::Ungranted(_)) => TxnAnswered::Ungranted,
             Err(error) => {
+                self.replica.group.report(&error);
                 tracing::warn!("group {}: {error}", self.replica.id);
                 return job.finish(Err(Declined::Again));
             }
         };
-        let index = self.replica.applied();
         if revokes.is_none() {
-            return job.finish(Ok(done(answered, index)));
+            return job.finish(Ok(done(answered, self.replica.applied())));
         }
-        // That nothing hangs on a lease counts only from one who leads.
-        let rounds = Arc::clone(&self.replica.rounds);
+        // That nothing hangs on a lease counts only from one who leads in the
+        // term of the latch.
+        let (rounds, term) = (Arc::clone(&self.replica.rounds), self.term);
         self.node.scope.spawn(async move {
-            match rounds.confirm().await {
-                Ok(_) => job.finish(Ok(done(answered, index))),
+            match rounds.confirm_in(term).await {
+                Ok(index) => job.finish(Ok(done(answered, index))),
                 Err(_) => job.finish(Err(Declined::NotLeader(None))),
             }
         });
     }
 
     /// What is known here for good.
-    fn fate(&self, txn: TxnId) -> Fate {
-        let record = TxnRecord::of(&self.replica.group.store(), txn);
-        record.map_or(Fate::Unknown, |record| record.fate)
+    fn fate(&self, txn: TxnId) -> Result<Fate, Declined> {
+        fate_in(self.replica, txn)
     }
 
-    fn tell_fate(&self, fate: Fate, job: Job) {
-        job.finish(Ok(done(TxnAnswered::Fate(fate), self.replica.applied())));
+    fn tell_fate(&self, fate: Result<Fate, Declined>, job: Job) {
+        let applied = self.replica.applied();
+        job.finish(fate.map(|fate| done(TxnAnswered::Fate(fate), applied)));
+    }
+
+    /// Lets go of a latch for which a revision may have been granted.
+    fn release(&mut self, txn: TxnId) {
+        let state = self.latches.get(txn).map(|latch| &latch.state);
+        if matches!(state, Some(State::Evaluated { .. })) {
+            // A grant may be on its way, or lost: it is void with the session.
+            self.lose_session();
+        }
+        self.unlatch(txn);
     }
 
     fn unlatch(&mut self, txn: TxnId) {
@@ -377,7 +404,7 @@ impl Lead<'_> {
         }
         let fate = self.fate(txn);
         for job in latch.waiters {
-            self.tell_fate(fate, job);
+            self.tell_fate(fate.clone(), job);
         }
         for job in self.latches.unblocked().into_iter().rev() {
             self.held.push_front(job);
@@ -508,9 +535,12 @@ impl Lead<'_> {
             }
             _ => {
                 // The latch is not held: this revision is void here.
+                let Ok(fate) = self.fate(txn) else {
+                    return;
+                };
                 steps.push(Step::Reach { revision });
                 steps.push(Step::Void { revision });
-                if self.fate(txn) == Fate::Unknown {
+                if fate == Fate::Unknown {
                     let record = TxnRecord {
                         fate: Fate::Void,
                         revision,
@@ -548,11 +578,15 @@ impl Lead<'_> {
     }
 
     fn decide(&mut self, txn: TxnId, revision: Revision, fate: Fate, job: Job) {
+        let known = match self.fate(txn) {
+            Ok(known) => known,
+            Err(declined) => return job.finish(Err(declined)),
+        };
         let state = self.latches.get(txn).map(|latch| &latch.state);
         match state {
             // (The store may have the prepare before this leader hears of it.)
             Some(State::Prepared(prepared) | State::Preparing(prepared))
-                if prepared.revision == revision && self.fate(txn) == Fate::Prepared =>
+                if prepared.revision == revision && known == Fate::Prepared =>
             {
                 let decision = Decision {
                     txn,
@@ -564,18 +598,15 @@ impl Lead<'_> {
                 self.add_decision(decision, Some(job));
             }
             Some(State::Preparing(_)) => job.finish(Err(Declined::Again)),
-            _ => match self.fate(txn) {
-                known if known == fate => self.tell_fate(known, job),
-                Fate::Unknown => self.tell_fate(Fate::Unknown, job),
-                _ => job.finish(Err(Declined::Again)),
-            },
+            _ if known == fate || known == Fate::Unknown => self.tell_fate(Ok(known), job),
+            _ => job.finish(Err(Declined::Again)),
         }
     }
 
     /// Another participant, whose prepare is undecided, asks for ours.
     fn inquire(&mut self, txn: TxnId, revision: Revision, participants: Vec<GroupId>, job: Job) {
         let fate = self.fate(txn);
-        if fate != Fate::Unknown {
+        if fate != Ok(Fate::Unknown) {
             return self.tell_fate(fate, job);
         }
         if let Some(State::Preparing(_)) = self.latches.get(txn).map(|latch| &latch.state) {
@@ -695,12 +726,13 @@ impl Lead<'_> {
         }
     }
 
-    fn forget(&mut self, txn: TxnId) {
-        if matches!(self.fate(txn), Fate::Committed | Fate::Void) {
+    fn forget(&mut self, txn: TxnId) -> Result<(), Declined> {
+        if matches!(self.fate(txn)?, Fate::Committed | Fate::Void) {
             self.txns.forgettable.push(txn);
             let by = Instant::now() + FORGET_WITHIN;
             self.txns.forget_at.get_or_insert(by);
         }
+        Ok(())
     }
 
     /// What can be forgotten, for an entry to carry along.
@@ -715,12 +747,7 @@ impl Lead<'_> {
     pub(super) fn look_after(&mut self) {
         let now = Instant::now();
         for txn in self.latches.expired(now) {
-            let state = self.latches.get(txn).map(|latch| &latch.state);
-            if matches!(state, Some(State::Evaluated { .. })) {
-                // A grant may be on its way, or lost: it is void with the session.
-                self.lose_session();
-            }
-            self.unlatch(txn);
+            self.release(txn);
         }
         let mut asks = Vec::new();
         for latch in self.latches.iter_mut() {
@@ -734,8 +761,10 @@ impl Lead<'_> {
         }
         for (txn, revision, participants) in asks {
             let (node, replica) = (Arc::clone(self.node), Arc::clone(self.replica));
+            let term = self.term;
             self.node.scope.spawn(async move {
-                node.finish(&replica, txn, revision, &participants).await;
+                node.finish(&replica, term, txn, revision, &participants)
+                    .await;
             });
         }
         if self.txns.tidy_at.is_some_and(|at| at <= now) {
@@ -756,7 +785,7 @@ impl Lead<'_> {
     fn tidy(&mut self, now: Instant) {
         let records = match TxnRecord::all(&self.replica.group.store()) {
             Ok(records) => records,
-            Err(error) => return tracing::error!("group {}: {error}", self.replica.id),
+            Err(error) => return self.replica.group.report(&error),
         };
         let decided = records
             .into_iter()
@@ -794,6 +823,16 @@ impl Lead<'_> {
         for job in decisions.into_iter().flat_map(|(_, jobs)| jobs) {
             job.finish(Err(Declined::NotLeader(None)));
         }
+    }
+}
+
+/// What a replica's store says for good. A record that can't be read says
+/// nothing: not that there is none, for then a transaction that others have
+/// committed would be void here.
+fn fate_in(replica: &Replica, txn: TxnId) -> Result<Fate, Declined> {
+    match TxnRecord::of(&replica.group.store(), txn) {
+        Ok(record) => Ok(record.map_or(Fate::Unknown, |record| record.fate)),
+        Err(error) => Err(replica.unreadable(&error)),
     }
 }
 

@@ -163,6 +163,20 @@ fn rule_2_read_points_stay_below_what_a_later_sequencer_starts_above() {
     assert_eq!(closed(&ledger, GroupId::ROOT), 11);
 }
 
+/// Clients hear of a write as soon as the store has it, and other members show
+/// it, before the leader's task hears of that.
+#[test]
+fn rule_3_a_read_point_is_not_below_what_the_root_groups_store_has() {
+    let ceiling = Some(Revision(9));
+    let mut ledger = Ledger::new(Term(5), Revision(7), &[], ceiling, LogIndex(1), LogIndex(1));
+    assert_eq!(ledger.own(2), Revision(10));
+    assert_eq!(ledger.read_point(), Revision(9));
+    ledger.root_has(Revision(10));
+    assert_eq!(ledger.read_point(), Revision(10));
+    // It is closed when it is reported.
+    assert_eq!(closed(&ledger, GroupId::ROOT), 9);
+}
+
 #[test]
 fn rule_2_one_group_needs_no_ceiling() {
     let mut ledger = Ledger::new(Term(5), Revision(7), &[], None, LogIndex(1), LogIndex(1));

@@ -169,10 +169,7 @@ fn remove_tree(disk: &dyn Disk, tree: &Path) -> Result<(), EngineError> {
         }
         disk.sync_dir(dir)
     };
-    remove().map_err(|error| EngineError::Disk {
-        file: tree.to_owned(),
-        error,
-    })
+    remove().map_err(|error| EngineError::disk(tree, "removal", error))
 }
 
 fn damaged(reason: &str) -> GroupFailure {

@@ -1,13 +1,17 @@
 //! Why a replica has stopped.
 //!
-//! Kept true: the first reason is kept, and said once. Only a reason that
-//! names its cause takes the place of one that doesn't: whoever meets a store
-//! that has stopped may be faster than who found out why.
+//! Kept true: the first reason is kept. Only a reason that names its cause
+//! takes the place of one that doesn't: whoever meets a store that has stopped
+//! may be faster than who found out why. A failed disk fails the node.
+
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pontoon_engine::EngineError;
 use pontoon_wal::WalError;
 use tokio::sync::Notify;
+
+use crate::health::Health;
 
 /// Why a replica has stopped, by what may be done about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,29 +62,47 @@ impl From<&WalError> for Stop {
 }
 
 /// Set when something failed that is never tried again.
-#[derive(Default)]
 pub(crate) struct Failure {
     reason: Mutex<Option<Stop>>,
     failed: Notify,
+    health: Arc<Health>,
+}
+
+impl Default for Failure {
+    fn default() -> Self {
+        Self::new(Arc::default())
+    }
 }
 
 impl Failure {
+    pub(crate) fn new(health: Arc<Health>) -> Self {
+        Self {
+            reason: Mutex::default(),
+            failed: Notify::new(),
+            health,
+        }
+    }
+
     pub(crate) fn set(&self, reason: Stop) {
         let mut known = self.reason.lock();
         match &*known {
-            None => self.failed.notify_one(),
+            None => {}
             Some(Stop::Other(_)) if !matches!(reason, Stop::Other(_)) => {}
             Some(_) => return,
         }
-        tracing::error!("a replica has stopped: {reason}");
+        tracing::debug!(%reason, "a replica has stopped");
+        if let Stop::Disk(reason) = &reason {
+            self.health.fail(reason);
+        }
         *known = Some(reason);
+        self.failed.notify_one();
     }
 
     pub(crate) fn get(&self) -> Option<Stop> {
         self.reason.lock().clone()
     }
 
-    /// Returns, to one who waits, when there is a reason.
+    /// Returns, to one who waits, when there is a reason, or a better one.
     pub(crate) async fn failed(&self) {
         self.failed.notified().await;
     }

@@ -20,6 +20,7 @@ use openraft::{LogState, OptionalSend, RaftLogReader};
 use pontoon_wal::{Batch, LogIndex, StreamId, Wal, WalError};
 
 use crate::codec::Wire;
+use crate::mutation::{Mutation, mutated};
 use crate::position::GroupId;
 use crate::raft::failure::{Failure, Stop};
 use crate::raft::record;
@@ -94,7 +95,7 @@ impl GroupLog {
         bounds.is_some_and(|(_, next)| next.0 > 0)
     }
 
-    /// Whether the disk is too full for more entries.
+    /// Whether the disk is too full for more entries: none may be admitted.
     pub(crate) fn is_full(&self) -> bool {
         self.wal.is_space_low()
     }
@@ -264,6 +265,9 @@ impl RaftLogStorage<Types> for GroupLog {
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
         let mut batch = Batch::new();
         batch.meta(self.stream, META_VOTE, vote.encode());
+        if mutated(Mutation::VoteIsNotDurable) {
+            return self.queue("writing a vote to", batch).await;
+        }
         let saved = self.wal.commit(batch).await;
         saved.map_err(|error| self.failed("writing a vote to", error))
     }
@@ -303,7 +307,11 @@ impl RaftLogStorage<Types> for GroupLog {
             // An empty log may begin anywhere.
             batch.purge_below(self.stream, LogIndex(first));
         }
-        batch.append(self.stream, LogIndex(first), records);
+        // openraft takes no for a failed disk. New entries are declined before
+        // they reach it; these came before the disk was full, or are its own.
+        batch
+            .append(self.stream, LogIndex(first), records)
+            .admitted();
         if let Some(committed) = self.committed.take() {
             batch.meta(self.stream, META_COMMITTED, committed.encode());
         }

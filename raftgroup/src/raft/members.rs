@@ -9,7 +9,6 @@
 //! - A leader that is no voter any more hands over once that is committed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use openraft::async_runtime::watch::WatchReceiver;
@@ -115,7 +114,7 @@ impl Group {
         // Until another leads, the others need their timers: a leader that
         // hands over refuses everything and shows no sign of life.
         let leadership = *self.leadership.borrow();
-        if !leadership.ready || self.handed_over.load(Ordering::Relaxed) == leadership.term.0 {
+        if !leadership.ready || self.is_handed_over() {
             return None;
         }
         let membership = self.membership();

@@ -24,6 +24,7 @@ use openraft::{AnyError, OptionalSend, RaftNetworkFactory, RaftNetworkV2};
 use tokio::time::Instant;
 
 use crate::codec::Wire;
+use crate::health::Health;
 use crate::position::{GroupId, NodeId};
 use crate::raft::failure::{Failure, Stop};
 use crate::raft::machine::{Snapshot, SnapshotData};
@@ -67,6 +68,7 @@ pub(crate) struct Links {
     pub(crate) tenders: Arc<Tenders>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) failure: Arc<Failure>,
+    pub(crate) health: Arc<Health>,
 }
 
 impl RaftNetworkFactory<Types> for Links {
@@ -112,6 +114,10 @@ impl Link {
     }
 
     fn append(&self, request: &AppendRequest) -> BoxFuture<'static, AppendResult> {
+        if self.links.health.is_stalled() {
+            let silent = unreachable("a leader whose disk stalls keeps silent");
+            return Box::pin(ready(Err(silent.into())));
+        }
         if request.entries.is_empty() && !self.links.probe.allows(self.since) {
             let silent = unreachable("a leader without a quorum keeps silent");
             return Box::pin(ready(Err(silent.into())));

@@ -156,6 +156,9 @@ impl Group {
                 let response = self.raft.pre_vote(ballot.into()).await;
                 response.map(voted).map_err(text)
             }
+            Request::TakeOver { to, .. } if to == self.node.0 && self.log.is_full() => {
+                Err("there is no space left for the log".to_owned())
+            }
             Request::TakeOver { vote, to, last } => {
                 let request = TransferLeaderRequest::new(vote, to, last);
                 let response = self.raft.handle_transfer_leader(request).await;

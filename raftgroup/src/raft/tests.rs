@@ -4,6 +4,7 @@ mod begin;
 mod cluster;
 mod failures;
 mod members;
+mod rounds;
 mod snapshots;
 mod storage;
 
@@ -119,6 +120,7 @@ pub(crate) fn group_config(node: u64, path: &Path) -> GroupConfig {
         },
         log_entries_kept: 20,
         snapshot_window: 2,
+        health: Arc::default(),
     }
 }
 
@@ -414,8 +416,8 @@ impl Cluster {
     pub(crate) async fn converge(&self) -> LogIndex {
         let index = loop {
             let (leader, _) = self.leader().await;
-            if let Ok(index) = self.group(leader).confirm().await {
-                break index;
+            if let Ok(confirmed) = self.group(leader).confirm().await {
+                break confirmed.index;
             }
             // It was one that had not heard of the next.
             sleep(Duration::from_millis(20)).await;

@@ -423,7 +423,9 @@ impl Inner {
     ) -> Result<Revision, Tried> {
         let txn = ask.txn;
         let groups: Vec<_> = ask.participants.iter().map(|part| part.group).collect();
-        let Some((epoch, sequencer)) = self.sequencer() else {
+        // A suspected one may never answer.
+        let sequencer = self.sequencer();
+        let Some((epoch, sequencer)) = sequencer.filter(|(_, at)| self.link.is_alive(*at)) else {
             return Err(Tried::Again);
         };
         ask.epoch = epoch;
@@ -449,7 +451,13 @@ impl Inner {
                 awaits.iter().for_each(|waiting| waiting.abort());
                 return Err(Tried::Again);
             }
-            None => None,
+            None => {
+                if self.release(txn, &groups).await {
+                    awaits.iter().for_each(|waiting| waiting.abort());
+                    return Err(Tried::Again);
+                }
+                None
+            }
         };
         let mut fates = Vec::new();
         for waiting in awaits {
@@ -488,6 +496,22 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Nobody knows whether the revision was granted: the sequencer is gone.
+    /// Returns whether the transaction can't be committed any more, because a
+    /// participant has let go of its latch.
+    async fn release(self: &Arc<Self>, txn: TxnId, groups: &[GroupId]) -> bool {
+        let released = groups.iter().map(|group| async move {
+            let work = Work::Txn {
+                txn,
+                work: TxnWork::Release,
+            };
+            let told = self.txn_once(*group, work, self.soon()).await;
+            let answer = told.map(|done| done.answer);
+            answer == Ok(Answered::Txn(TxnAnswered::Released(true)))
+        });
+        join_all(released).await.contains(&true)
     }
 
     /// Has all participants log what was decided, and then forget it.

@@ -1,32 +1,33 @@
 //! Finishing what a coordinator left behind (rule 12).
 //!
 //! Kept true: only a participant whose own prepare is undecided, and who
-//! leads by a round that began after it saw that, makes another one commit a
-//! void; nobody forgets before all are known to be decided.
+//! leads by a round of its term that began after it saw that, makes another
+//! one commit a void; nobody forgets before all are known to be decided.
 
 use std::sync::Arc;
 
 use pontoon_engine::Revision;
 use tokio::time::Instant;
 
-use super::{Fate, TxnAnswered, TxnId, TxnWork};
+use super::{Fate, TxnAnswered, TxnId, TxnRecord, TxnWork};
 use crate::message::{Answered, Outcome, Work};
 use crate::node::Inner;
-use crate::position::GroupId;
+use crate::position::{GroupId, Term};
 use crate::replica::{Note, Replica};
 
 impl Inner {
     /// Asks all other participants what became of a transaction whose prepare
-    /// is undecided here, and tells this group's leader.
+    /// is undecided here, and tells this group's leader, who leads in `term`.
     pub(crate) async fn finish(
         self: &Arc<Self>,
         replica: &Arc<Replica>,
+        term: Term,
         txn: TxnId,
         revision: Revision,
         participants: &[GroupId],
     ) {
         let mut fate = Fate::Unknown;
-        if replica.rounds.confirm().await.is_ok() {
+        if replica.rounds.confirm_in(term).await.is_ok() && is_undecided(replica, txn) {
             fate = Fate::Committed;
             for group in participants.iter().filter(|group| **group != replica.id) {
                 let work = TxnWork::Inquire {
@@ -81,6 +82,17 @@ impl Inner {
     /// When a call that is repeated anyway is given up.
     pub(super) fn soon(&self) -> Instant {
         Instant::now() + self.timing.call
+    }
+}
+
+/// Whether its prepare is undecided here. If nobody can say, the replica stops.
+fn is_undecided(replica: &Replica, txn: TxnId) -> bool {
+    match TxnRecord::of(&replica.group.store(), txn) {
+        Ok(record) => record.is_some_and(|record| record.fate == Fate::Prepared),
+        Err(error) => {
+            replica.group.report(&error);
+            false
+        }
     }
 }
 

@@ -39,7 +39,13 @@ pub(crate) enum Action {
     },
     // reader.rs
     Arrive(u8),
-    Capture(u8, Term),
+    /// The sequencer of this epoch is asked for a read point.
+    AskPoint(u8, Term),
+    /// With one group, the round that begins a read.
+    ReadAlone(u8, Term),
+    /// What was committed before the round is applied. The read has its point,
+    /// and with one group its answer.
+    Capture(u8),
     ReadRound(u8, u8, Term),
     Reach(u8, u8, Term),
     Answer(u8, u8),
@@ -113,7 +119,9 @@ impl Protocol for Model {
             | Action::Leak(_) => self.act_sequencer(s, action),
             Action::Deliver { at, to, copy } => self.deliver(s, at, to, copy),
             Action::Arrive(_)
-            | Action::Capture(..)
+            | Action::AskPoint(..)
+            | Action::ReadAlone(..)
+            | Action::Capture(_)
             | Action::ReadRound(..)
             | Action::Reach(..)
             | Action::Answer(..) => self.act_reader(s, action),
@@ -153,10 +161,7 @@ impl Protocol for Model {
                 let closed = self.closed(s, epoch, g);
                 format!("sequencer {epoch}: {name} of group {g}, (closed, index) {closed:?}")
             }
-            Action::Capture(read, epoch) => {
-                let rev = self.read_point(s, epoch);
-                format!("sequencer {epoch}: {name} of read {read} at {rev}")
-            }
+            Action::AskPoint(read, epoch) => format!("sequencer {epoch}: {name} for read {read}"),
             Action::Learn(g, term, epoch) => format!("group {g} term {term}: {name} epoch {epoch}"),
             Action::ApplyNoop(g, term)
             | Action::Hello(g, term)

@@ -128,8 +128,20 @@ impl Model {
             return None;
         }
         let elected = at == group.term();
-        let applied = record(group.applied(at).iter(), q.txn);
-        let held = record(group.held(at), q.txn);
+        // The leader won again, asks its later self, and waits for its index.
+        let again = !self.rules.round_of_own_term_rule_12 && self.caught_up(group);
+        let store = if again { group.term() } else { at };
+        let applied = record(group.applied(store).iter(), q.txn);
+        let held = match again {
+            true => record(
+                group
+                    .applied(store)
+                    .iter()
+                    .chain(&group.leader(at).proposed),
+                q.txn,
+            ),
+            false => record(group.held(at), q.txn),
+        };
         let known = if self.rules.decide_after_commits_rule_12 {
             applied
         } else {
@@ -145,7 +157,7 @@ impl Model {
                 (free && may).then_some(Reply::VoidFirst)
             }
             Record::None => {
-                let may = elected || !self.rules.forgotten_after_round_rule_12;
+                let may = elected || again || !self.rules.forgotten_after_round_rule_12;
                 (held == Record::None && may).then_some(Reply::NoRecord)
             }
         }

@@ -39,7 +39,8 @@ impl Model {
         let elected = term == s.groups[g].term();
         if leader.ready || !self.rules.hello_after_noop_rule_4 {
             let exists = self.many_in(&s.groups[ROOT].log);
-            if exists && (elected || !self.rules.hello_after_own_round_rule_4) {
+            let confirmed = elected || !self.rules.round_of_own_term_rule_4;
+            if exists && (confirmed || !self.rules.hello_after_own_round_rule_4) {
                 let epochs = leader.learned + 1..=s.epoch();
                 out.extend(epochs.map(|epoch| Action::Learn(g, term, epoch)));
             }

@@ -3,7 +3,9 @@
 //!
 //! `cargo test -p pontoon-raftgroup --test model -- --nocapture` prints the
 //! state counts, and the shortest trace that each removed rule allows.
-//! `-- --ignored --nocapture` explores larger bounds, some of them at random.
+//! `-- --ignored --nocapture` explores larger bounds: to the end (`large`), the
+//! first 3 million states, or as many as `PONTOON_MODEL_STATES` says
+//! (`cut_off`), or at random (`random`).
 //!
 //! The ledger of revisions and Txns (rules 1 to 12, 15, 16) is in the files here;
 //! leases (rule 13) and the split have models of their own.

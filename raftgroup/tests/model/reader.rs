@@ -1,12 +1,16 @@
 //! A linearizable read: one read point for all its groups, each answering only
 //! when nothing at or below that point can still appear in it.
 //!
-//! A read arrives in the step that captures its read point. To arrive earlier
+//! A read arrives in the step that asks for its read point. To arrive earlier
 //! would only ask less of the answer, so an earlier arrival is a step of its
-//! own only where a removed rule looks at it.
+//! own only where a removed rule looks at it. The sequencer captures the point
+//! after a round, when what was committed before the round is applied.
+//!
+//! With one group there is no sequencer to ask: the round is that group's, and
+//! the answer is given with the point.
 
 use crate::action::{Action, Model};
-use crate::state::{Answer, Index, Part, Phase, ROOT, Read, Rev, State, Term, Waiting};
+use crate::state::{Answer, Group, Index, Part, Phase, ROOT, Read, Rev, State, Term, Waiting};
 
 impl Model {
     fn arrives_early(&self) -> bool {
@@ -19,10 +23,19 @@ impl Model {
             match read.phase {
                 Phase::Idle if self.arrives_early() => out.push(Action::Arrive(r)),
                 Phase::Idle | Phase::Arrived => {
-                    let epochs = epochs.filter(|&e| !self.merging(s, e));
-                    out.extend(epochs.map(|e| Action::Capture(r, e)));
+                    let many = |&e: &Term| self.many(s, e) && !self.merging(s, e);
+                    out.extend(epochs.filter(many).map(|e| Action::AskPoint(r, e)));
+                    if !self.many(s, s.epoch()) {
+                        out.push(Action::ReadAlone(r, s.epoch()));
+                    }
                 }
-                Phase::Captured | Phase::At { .. } => {}
+                Phase::Confirmed { epoch, index } => {
+                    let applied = s.groups[ROOT].leader(epoch).applied;
+                    if applied >= index || !self.rules.round_index_applied_rule_3 {
+                        out.push(Action::Capture(r));
+                    }
+                }
+                Phase::Asked | Phase::At { .. } => {}
             }
             for (p, part) in (0..).zip(&read.parts) {
                 self.part_actions(s, read, part, (r, p), out);
@@ -43,7 +56,8 @@ impl Model {
         let may_begin = match read.phase {
             Phase::Idle => false,
             Phase::Arrived => early,
-            Phase::Captured | Phase::At { .. } => true,
+            Phase::Asked | Phase::Confirmed { .. } => false,
+            Phase::At { .. } => true,
         };
         let needed = self.rules.read_own_round_rule_9a;
         if needed && may_begin && part.answer.is_none() && !part.rounded(elected) {
@@ -54,7 +68,8 @@ impl Model {
         };
         if part.term == 0 {
             // A deposed leader without its round would never answer.
-            let terms = (1..=elected).filter(|&t| t == elected || !needed || part.rounded(t));
+            let rounded = |t| part.rounded(t) || !self.rules.round_of_own_term_rule_9a;
+            let terms = (1..=elected).filter(|&t| t == elected || !needed || rounded(t));
             // Before its no-op a leader knows no prepare that it takes over, so
             // what it waits for is settled after it.
             let early =
@@ -73,12 +88,27 @@ impl Model {
         let holds = group
             .unapplied(part.term)
             .any(|e| e.visible().is_some_and(|r| r <= rev));
+        let again = self.won_again(group, part).is_some();
         (leader.ready || !self.rules.read_after_noop_rule_9)
-            && (part.rounded(part.term) || !self.rules.read_own_round_rule_9a)
+            && (part.rounded(part.term) || again || !self.rules.read_own_round_rule_9a)
             && (!awaited || !self.rules.read_waits_for_asked_rule_9b)
             && part.awaits_txns & self.in_the_way(group, part.term) == 0
             && (!holds || !self.rules.read_applies_up_to_point_rule_9c)
             && (root_applied(s, part) >= root || !self.rules.catch_up_before_read_rule_15)
+    }
+
+    /// The later leader whose round the part's leader takes for its own, and
+    /// with which it has one store. It has waited until all that is committed
+    /// is applied there.
+    fn won_again(&self, group: &Group, part: &Part) -> Option<Term> {
+        let again = part.rounds >> (part.term + 1) != 0 && !self.rules.round_of_own_term_rule_9a;
+        (again && self.caught_up(group)).then_some(group.term())
+    }
+
+    /// The elected leader has applied all that is committed, its no-op too.
+    pub(crate) fn caught_up(&self, group: &Group) -> bool {
+        let leader = group.leader(group.term());
+        leader.ready && leader.applied == group.len()
     }
 
     pub(crate) fn act_reader(&self, s: &mut State, action: Action) {
@@ -96,20 +126,22 @@ impl Model {
                         .collect();
                 }
             }
-            Action::Capture(r, epoch) => {
+            Action::AskPoint(r, epoch) => {
                 if s.reads[usize::from(r)].phase == Phase::Idle {
                     self.arrive(s, r);
                 }
-                s.reads[usize::from(r)].phase = Phase::Captured;
-                let rev = self.read_point(s, epoch);
-                let root = s.groups[ROOT].leader(epoch).applied;
-                let waiting = Waiting::ReadPoint {
-                    read: usize::from(r),
-                    rev,
-                    root,
-                };
-                s.seq_mut(epoch).waiting.push(waiting);
+                s.reads[usize::from(r)].phase = Phase::Asked;
+                let read = usize::from(r);
+                s.seq_mut(epoch).waiting.push(Waiting::ReadPoint { read });
             }
+            Action::ReadAlone(r, epoch) => {
+                if s.reads[usize::from(r)].phase == Phase::Idle {
+                    self.arrive(s, r);
+                }
+                let index = s.groups[ROOT].len();
+                s.reads[usize::from(r)].phase = Phase::Confirmed { epoch, index };
+            }
+            Action::Capture(r) => self.capture(s, r),
             Action::ReadRound(r, p, term) => {
                 s.reads[usize::from(r)].parts[usize::from(p)].rounds |= 1 << term;
             }
@@ -132,7 +164,8 @@ impl Model {
                 };
                 let part = &read.parts[usize::from(p)];
                 let group = &s.groups[part.group];
-                let applied = group.leader(part.term).applied;
+                let store = self.won_again(group, part).unwrap_or(part.term);
+                let applied = group.leader(store).applied;
                 let at = if self.rules.answers_at_point_rule_9 {
                     rev
                 } else {
@@ -148,8 +181,42 @@ impl Model {
         }
     }
 
+    fn capture(&self, s: &mut State, r: u8) {
+        let read = usize::from(r);
+        let Phase::Confirmed { epoch, .. } = s.reads[read].phase else {
+            unreachable!("has its round")
+        };
+        self.take_point(s, read, epoch);
+        if self.many(s, epoch) {
+            return;
+        }
+        // With one group that is all.
+        let Phase::At { rev, root } = s.reads[read].phase else {
+            unreachable!("has its point")
+        };
+        let writes_count = s.groups[ROOT].writes_through(root, rev);
+        let read = &mut s.reads[read];
+        for part in &mut read.parts {
+            part.term = epoch;
+            part.answer = Some(Answer {
+                writes_count,
+                stale: root < read.compacted,
+            });
+        }
+    }
+
+    /// The read has the point as this sequencer knows it now.
+    pub(crate) fn take_point(&self, s: &mut State, read: usize, epoch: Term) {
+        let rev = self.read_point(s, epoch);
+        let root = s.groups[ROOT].leader(epoch).applied;
+        s.reads[read].phase = Phase::At { rev, root };
+    }
+
     fn arrive(&self, s: &mut State, r: u8) {
-        let (after, compacted) = (s.acked, s.compacted);
+        // What the member showed counts as what was acknowledged.
+        let shown = self.bounds.member_reads.iter();
+        let shown = shown.map(|&g| s.groups[g].replica.answered).max();
+        let (after, compacted) = (s.acked.max(shown.unwrap_or(0)), s.compacted);
         let read = &mut s.reads[usize::from(r)];
         read.phase = Phase::Arrived;
         read.after = after;
@@ -164,12 +231,6 @@ fn root_applied(s: &State, part: &Part) -> Index {
         leader.applied
     } else {
         leader.root_applied
-    }
-}
-
-impl Read {
-    pub(crate) fn take_point(&mut self, rev: Rev, root: Index) {
-        self.phase = Phase::At { rev, root };
     }
 }
 

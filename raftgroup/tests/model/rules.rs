@@ -43,8 +43,20 @@ rules! {
     /// That round began after the allocation or capture.
     round_after_allocation_rule_3: breaks(ReadSnapshotStable)
         { elections: [1, 0, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// And it is of the epoch of the allocation or capture: not of one that the
+    /// same node won since.
+    round_of_own_term_rule_3: breaks(RealTimeOrder)
+        { elections: [1, 0, 0], writes: [0, 1, 1] };
+    /// A read point is captured when all that was committed before the round is
+    /// applied: another member may have shown it. With one group, too.
+    round_index_applied_rule_3: breaks(RealTimeOrder)
+        { writes: [1, 0, 0], member_answers: 1 }
+        { reads: &[&[0]], member_reads: &[0], ceiling_start: 0, data_groups: 1 };
     /// A Hello follows a round of the group begun after the epoch was met.
     hello_after_own_round_rule_4: breaks(WatermarkStable)
+        { elections: [1, 1, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
+    /// In the term that it announces.
+    round_of_own_term_rule_4: breaks(WatermarkStable)
         { elections: [1, 1, 0], writes: [0, 1, 0], marks: 1 } { member_reads: &[1] };
     /// A Hello follows the leader's own no-op.
     hello_after_noop_rule_4: breaks(WatermarkStable)
@@ -109,6 +121,10 @@ rules! {
         { elections: [0, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
     /// Its round began after the capture of the read point.
     read_round_after_capture_rule_9a: breaks(ReadSnapshotStable)
+        { elections: [0, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
+    /// And it is of the term of the leader that the read point reached, even if
+    /// the same node has won again and applied all that is committed.
+    round_of_own_term_rule_9a: breaks(ReadSnapshotStable)
         { elections: [0, 1, 0], writes: [0, 1, 0] } { reads: &[&[1]] };
     /// A read waits for the answers to requests already sent.
     read_waits_for_asked_rule_9b: breaks(ReadSnapshotStable)
@@ -197,6 +213,10 @@ rules! {
     /// That one has no record counts as decided only after a round of its group.
     forgotten_after_round_rule_12: breaks(TxnAtomic)
         { elections: [0, 1, 0], forgets: 1 } { txns: &[&[1, 2]] };
+    /// A round of a later term would do for that, if the record is looked for
+    /// after its index is applied.
+    round_of_own_term_rule_12: changes_nothing()
+        { elections: [0, 1, 0], releases: 1, forgets: 2 } { txns: &[&[1, 2]] };
     /// A request evaluated before a change of root state is refused.
     refuse_stale_ask_rule_15: breaks(RootStateFresh)
         { compacts: 1, writes: [0, 1, 0] };

@@ -4,8 +4,8 @@
 use crate::action::{Action, Model};
 use crate::finish::undecided;
 use crate::state::{
-    Entry, Grant, Index, Kind, Leader, Ledger, Msg, ROOT, Rev, Sequencer, State, Term, Waiting,
-    Write,
+    Entry, Grant, Index, Kind, Leader, Ledger, Msg, Phase, ROOT, Rev, Sequencer, State, Term,
+    Waiting, Write,
 };
 
 impl Model {
@@ -38,7 +38,8 @@ impl Model {
                 out.push(Action::Compact(epoch));
             }
             let early = !self.rules.round_after_allocation_rule_3 && !seq.round_began;
-            if elected && (early || !seq.waiting.is_empty()) {
+            let confirmed = elected || !self.rules.round_of_own_term_rule_3;
+            if confirmed && (early || !seq.waiting.is_empty()) {
                 out.push(Action::Confirm(epoch));
             }
             if seq.waiting.iter().any(|w| self.leaks(seq, w)) {
@@ -80,11 +81,11 @@ impl Model {
             Action::Confirm(epoch) => {
                 // Kept only where a removed rule looks at it.
                 s.seq_mut(epoch).round_began = !self.rules.round_after_allocation_rule_3;
-                self.release(s, epoch, |_| true);
+                self.release(s, epoch, true, |_| true);
             }
             Action::Leak(epoch) => {
                 let seq = s.seq(epoch).clone();
-                self.release(s, epoch, |w| self.leaks(&seq, w));
+                self.release(s, epoch, false, |w| self.leaks(&seq, w));
             }
             _ => unreachable!("not a sequencer's step: {action:?}"),
         }
@@ -206,7 +207,7 @@ impl Model {
         !rule || (!self.rules.round_after_allocation_rule_3 && seq.round_began)
     }
 
-    fn release(&self, s: &mut State, epoch: Term, leaves: impl Fn(&Waiting) -> bool) {
+    fn release(&self, s: &mut State, epoch: Term, round: bool, leaves: impl Fn(&Waiting) -> bool) {
         let waiting = std::mem::take(&mut s.seq_mut(epoch).waiting);
         for w in waiting {
             if !leaves(&w) {
@@ -223,7 +224,11 @@ impl Model {
                     }
                     s.send(Msg::Grant(grant));
                 }
-                Waiting::ReadPoint { read, rev, root } => s.reads[read].take_point(rev, root),
+                Waiting::ReadPoint { read } if round => {
+                    let index = s.groups[ROOT].len();
+                    s.reads[read].phase = Phase::Confirmed { epoch, index };
+                }
+                Waiting::ReadPoint { read } => self.take_point(s, read, epoch),
             }
         }
     }

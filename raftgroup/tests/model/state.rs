@@ -6,6 +6,10 @@
 //! - A quorum round is one step, possible while its leader has the newest
 //!   term. What it allows may happen at any later time, so a round that began
 //!   before an election and ended after it is covered.
+//! - A node may lose its lead and win it again: then a deposed leader and a
+//!   later one are the same node, and have one store. Which leaders are, only
+//!   matters where the rule that a round belongs to a term is removed, and
+//!   there any two may be.
 //! - A leader of the newest term commits at will. Entries of a deposed leader
 //!   that survive its successor's election are those committed just before it,
 //!   without its noticing. Ceilings are committed in the root log in this way.
@@ -300,7 +304,7 @@ pub(crate) struct Ledger {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Waiting {
     Grant(Grant),
-    ReadPoint { read: usize, rev: Rev, root: Index },
+    ReadPoint { read: usize },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -377,8 +381,17 @@ pub(crate) struct Read {
 pub(crate) enum Phase {
     Idle,
     Arrived,
-    Captured,
-    At { rev: Rev, root: Index },
+    /// The sequencer was asked for a read point.
+    Asked,
+    /// A round of this epoch began when the root log was this long.
+    Confirmed {
+        epoch: Term,
+        index: Index,
+    },
+    At {
+        rev: Rev,
+        root: Index,
+    },
 }
 
 /// What one group does for a read.

@@ -201,6 +201,22 @@ fn leaders_are_spread_within_one_per_voter() {
     });
 }
 
+/// A member that leaves takes no lead from another that leaves.
+#[test]
+fn members_that_leave_together_dont_wait_for_each_other() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        let begin = tokio::time::Instant::now();
+        tokio::join!(
+            cluster.node(1).leave(LONG),
+            cluster.node(2).leave(LONG),
+            cluster.node(3).leave(LONG),
+        );
+        let took = begin.elapsed();
+        assert!(took < SHORT, "{took:?}");
+    });
+}
+
 #[test]
 fn who_leaves_in_order_leads_nothing() {
     simulate(async {

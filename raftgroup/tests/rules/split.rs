@@ -588,3 +588,72 @@ fn transactions_leases_and_a_compaction_go_on_through_splits() {
         assert_eq!(sum.iter().sum::<i64>(), 500);
     });
 }
+
+/// Nothing of a child is left on a disk.
+fn has_no_file_of(cluster: &Cluster, id: u64, child: GroupId) -> bool {
+    let name = format!("/{child}.tree");
+    let paths = cluster.disk(id).paths().into_iter();
+    let mut paths = paths.map(|path| path.to_string_lossy().into_owned());
+    !paths.any(|path| path.contains(&name))
+}
+
+/// The leader of the parent can't copy the range; the two others can.
+#[test]
+fn s2_a_split_needs_a_quorum_of_copies_and_not_its_leaders() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["m"]).await;
+        let parent = GroupId(1);
+        cluster.lead(parent, 2).await;
+        cluster.node(1).put("n", "1").await;
+        cluster.node(1).put("t", "1").await;
+        cluster.disk(2).no_background(true);
+        let child = split(&cluster.node(1), "t").await;
+        // It is said to be done when it serves.
+        let read = cluster.node(1).get_within("t", SHORT).await;
+        assert!(read.is_ok(), "{read:?}");
+        assert!(cluster.replica(2, child).is_none_or(|one| !one.leads));
+        cluster.disk(2).no_background(false);
+        until(|| cluster.replica(2, child).is_some()).await;
+        use_all(&cluster.node(2), &["n", "t"]).await;
+    });
+}
+
+#[test]
+fn s2_a_split_that_takes_too_long_is_abandoned_and_leaves_nothing() {
+    simulate(async {
+        let change = |config: &mut Config| config.split_max = Duration::from_secs(5);
+        let cluster = Cluster::start_with(3, &["m"], change).await;
+        let parent = GroupId(1);
+        cluster.lead(parent, 2).await;
+        cluster.node(1).put("t", "1").await;
+        cluster.disk(1).no_background(true);
+        cluster.disk(3).no_background(true);
+        let begun = Instant::now();
+        let given_up = cluster.node(1).split("t".into(), LONG).await;
+        assert_eq!(given_up, Err(Failure::SplitAbandoned));
+        assert!(
+            begun.elapsed() < Duration::from_secs(7),
+            "{:?}",
+            begun.elapsed()
+        );
+        let child = GroupId(2);
+        for id in 1..=3 {
+            until(|| has_no_file_of(&cluster, id, child)).await;
+        }
+        use_all(&cluster.node(3), &["n", "t"]).await;
+        // Whoever leads the parent later doesn't split it either.
+        cluster.lead(parent, 3).await;
+        pause(2000).await;
+        assert!(
+            cluster
+                .node(1)
+                .map()
+                .is_some_and(|map| map.placed(child).is_none())
+        );
+        cluster.disk(1).no_background(false);
+        cluster.disk(3).no_background(false);
+        let child = split(&cluster.node(1), "t").await;
+        assert_eq!(child, GroupId(3));
+        use_all(&cluster.node(2), &["n", "t"]).await;
+    });
+}

@@ -1,14 +1,17 @@
 //! Rule 12: transactions over several groups.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use pontoon_engine::{
     Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, RangeAnswer, Reject, Relation,
     Request, Revision, Txn,
 };
-use pontoon_raftgroup::{Failure, GroupId, Node, NodeId, Watch};
+use pontoon_raftgroup::{Failure, GroupId, Node, NodeId, Timing, Watch};
 use tokio::task::spawn_local;
+use tokio::time::Instant;
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate};
+use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate, use_all};
 
 fn put(key: &'static str, value: &'static str) -> Op {
     Op::Put(Put {
@@ -69,6 +72,30 @@ fn rule_12_a_transaction_over_groups_is_one_revision() {
         assert!(passed.expect("it is answered").succeeded);
         assert_eq!(cluster.node(1).get("a").await.kvs[0].value, "2");
         assert_eq!(cluster.node(1).get("n").await.kvs[0].value, "2");
+    });
+}
+
+/// Whether its revision was granted, nobody can say; but a latch that is let go
+/// of without a prepare means that it was not used, and never will be.
+#[test]
+fn rule_12_a_transaction_whose_sequencer_is_gone_is_tried_again() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 3).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.lead(GroupId(2), 2).await;
+        use_all(&cluster.node(1), &["a", "g", "n"]).await;
+        cluster.part(3, 1);
+        cluster.part(3, 2);
+        let begun = Instant::now();
+        let txn = Txn {
+            success: vec![put("g", "1"), put("n", "1")],
+            ..Txn::default()
+        };
+        let done = cluster.node(1).txn(txn, LONG).await;
+        assert!(done.is_ok(), "{done:?}");
+        let bound = 2 * Timing::default().election_max + Duration::from_secs(1);
+        assert!(begun.elapsed() <= bound, "it took {:?}", begun.elapsed());
     });
 }
 

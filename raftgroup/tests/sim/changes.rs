@@ -1,8 +1,9 @@
 //! Members come and go while the cluster works.
 //!
 //! Kept true: one change at a time, begun only when no other member is away
-//! for good or rebuilds itself; so of the votes that count, a majority is
-//! never away by what is done here.
+//! for good or rebuilds itself, and when the groups had time to follow the last
+//! one; so of the votes that count, a majority is never away by what is done
+//! here.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,10 +15,13 @@ use pontoon_wal::disk::sim::Rng;
 use tokio::time::{Instant, sleep};
 
 use crate::end::PATIENCE;
-use crate::faults::start;
 use crate::seeds::Sim;
+use crate::supervisor::start;
 
 const PROMISE: &str = "Members change as long as a majority is there.";
+
+/// How long the groups may take to follow a change.
+const FOLLOWED: Duration = Duration::from_secs(5);
 
 /// How long one attempt may take.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -33,6 +37,8 @@ pub(crate) async fn change(sim: Rc<Sim>) {
         if sim.enough.get() {
             return;
         }
+        // The groups follow one after the other.
+        let _disturbed = sim.disturb(FOLLOWED);
         let members = members(&sim);
         let voters = members.values().filter(|member| !member.learner).count();
         // One that rebuilds itself may never have finished.
@@ -49,7 +55,7 @@ pub(crate) async fn change(sim: Rc<Sim>) {
                 sim.history.borrow_mut().count("members: one lost its disk");
                 sim.trace
                     .say(format_args!("node {node}"), "is lost for good");
-                sim.cluster.lose(node);
+                lose(&sim, node);
                 send_away(&sim, rng, node).await;
                 take_in(&sim, rng).await;
             }
@@ -82,7 +88,7 @@ async fn take_in(sim: &Rc<Sim>, rng: &mut Rng) {
     };
     let is_added = |members: &BTreeMap<NodeId, Member>| members.contains_key(&id);
     if !insist(sim, rng, format!("adds {id}"), is_added, add).await {
-        sim.cluster.lose(id);
+        lose(sim, id);
         return;
     }
     sim.history.borrow_mut().count("members: one taken in");
@@ -97,7 +103,15 @@ async fn take_in(sim: &Rc<Sim>, rng: &mut Rng) {
         sim.history
             .borrow_mut()
             .count("members: one became a voter");
+        // It returns before all groups count the voter. Until they do, some
+        // need both sets of voters.
+        sim.wait(FOLLOWED).await;
     }
+}
+
+fn lose(sim: &Sim, id: NodeId) {
+    sim.cluster.lose(id);
+    sim.is_well_again(id);
 }
 
 async fn send_away(sim: &Rc<Sim>, rng: &mut Rng, id: NodeId) {
@@ -107,7 +121,7 @@ async fn send_away(sim: &Rc<Sim>, rng: &mut Rng, id: NodeId) {
     if insist(sim, rng, format!("removes {id}"), is_removed, remove).await
         && !sim.cluster.is_gone(id)
     {
-        sim.cluster.lose(id);
+        lose(sim, id);
     }
 }
 

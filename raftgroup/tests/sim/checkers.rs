@@ -13,6 +13,7 @@ mod watches;
 use crate::end::End;
 use crate::history::History;
 use crate::plan::Plan;
+use crate::waits;
 
 /// The promises that a run breaks, each with where it does.
 pub(crate) fn check(plan: &Plan, history: &History, end: &End) -> Vec<(&'static str, String)> {
@@ -26,6 +27,7 @@ pub(crate) fn check(plan: &Plan, history: &History, end: &End) -> Vec<(&'static 
         (leases::PROMISE, leases::check(plan, history)),
         (replicas::PROMISE, replicas::check(history, end)),
         (progress::PROMISE, progress::check(end)),
+        (waits::PROMISE, waits::check(history, &plan.shape)),
     ];
     for (promise, result) in checked {
         if let Err(detail) = result {

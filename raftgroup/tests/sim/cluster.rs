@@ -38,6 +38,10 @@ pub(crate) struct Shape {
     pub(crate) log_entries_kept: u64,
     pub(crate) log_bytes_max: u64,
     pub(crate) quiet_after: Duration,
+    /// How long a disk may hang before its node exits.
+    pub(crate) stall_max: Duration,
+    /// Whether bits that flip in a tree are found by the next read.
+    pub(crate) volatile: bool,
     /// How long each node's seconds are, in percent.
     pub(crate) seconds: Vec<u32>,
 }
@@ -53,6 +57,8 @@ impl Shape {
             log_entries_kept: 10_000,
             log_bytes_max: 256 << 20,
             quiet_after: Duration::from_secs(5),
+            stall_max: Duration::from_secs(60),
+            volatile: false,
             seconds: Vec::new(),
         }
     }
@@ -93,9 +99,11 @@ struct Member {
 }
 
 impl Member {
-    fn new(seed: u64, id: NodeId, told: BTreeSet<NodeId>, joined: bool) -> Self {
+    fn new(seed: u64, id: NodeId, shape: &Shape, told: BTreeSet<NodeId>, joined: bool) -> Self {
+        let disk = SimDisk::new(seed ^ id.0);
+        disk.set_volatile(shape.volatile);
         Self {
-            disk: SimDisk::new(seed ^ id.0),
+            disk,
             running: None,
             told,
             joined,
@@ -135,12 +143,17 @@ impl Running {
             result = work => Some(result),
         }
     }
+
+    /// Puts each turn of the node's tasks off by up to `longest`.
+    pub(crate) fn starve(&self, longest: Duration) {
+        self.scope.starve(longest);
+    }
 }
 
 impl Cluster {
     /// A cluster of which no node runs yet.
     pub(crate) fn new(seed: u64, shape: Shape) -> Self {
-        let member = |id| Member::new(seed, id, shape.ids().collect(), false);
+        let member = |id| Member::new(seed, id, &shape, shape.ids().collect(), false);
         Self {
             network: SimNetwork::new(seed),
             members: RefCell::new(shape.ids().map(|id| (id, member(id))).collect()),
@@ -165,7 +178,8 @@ impl Cluster {
         let id = NodeId(members.keys().next_back().map_or(1, |last| last.0 + 1));
         let there = members.iter().filter(|(_, member)| !member.gone);
         let told = there.map(|(id, _)| *id).chain([id]).collect();
-        members.insert(id, Member::new(self.seed, id, told, true));
+        let member = Member::new(self.seed, id, &self.shape, told, true);
+        members.insert(id, member);
         id
     }
 
@@ -263,6 +277,7 @@ impl Cluster {
         };
         config.second = config.second * seconds / 100;
         config.quiet_after = self.shape.quiet_after * seconds / 100;
+        config.stall_max = self.shape.stall_max;
         config.splits = self.shape.splits.clone();
         config.log_entries_kept = self.shape.log_entries_kept;
         config.log_bytes_max = self.shape.log_bytes_max;
@@ -272,6 +287,10 @@ impl Cluster {
 
     pub(crate) fn node(&self, id: u64) -> Node {
         self.running(NodeId(id)).expect("it runs").node
+    }
+
+    pub(crate) fn is_running(&self, id: NodeId) -> bool {
+        self.members.borrow()[&id].running.is_some()
     }
 
     pub(crate) fn running(&self, id: NodeId) -> Option<Running> {
@@ -303,11 +322,13 @@ impl Cluster {
             running.ended.news.notify_waiters();
             running.scope.end();
         }
-        member.disk = match ending {
+        let disk = match ending {
             Ending::PowerCut => member
                 .disk
                 .power_cut(self.seed ^ self.starts.get() ^ id.0 << 32),
             Ending::Kill => member.disk.process_kill(),
         };
+        // What hung there goes on, with no effect on anybody.
+        std::mem::replace(&mut member.disk, disk).resume();
     }
 }

@@ -1,11 +1,13 @@
 //! Bits flip on a node's disk while it is down. Often the others are such that
-//! its vote, and what it had acknowledged, would make the difference.
+//! its vote, and what it had acknowledged, would make the difference. Or they
+//! flip while it runs, and are found by the next read.
 //!
 //! Kept true: at most a minority of the nodes in a run, and the next one only
 //! when the last has all data again; so what was acknowledged is always on
 //! somebody's disk, and so are enough votes.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,10 +16,14 @@ use pontoon_wal::disk::sim::Rng;
 use tokio::time::sleep;
 
 use crate::cluster::Ending;
-use crate::faults::{end, start};
 use crate::seeds::Sim;
+use crate::supervisor::{end, start};
 
 const SECTOR_BYTES: u64 = 512;
+const PAGE_BYTES: u64 = 4096;
+
+/// What the fifth byte of a page is in leaves and branches.
+const NODE_KINDS: [u8; 2] = [1, 2];
 
 /// As often as the plan says, over the time that it has for faults.
 pub(crate) async fn damage(sim: Rc<Sim>) {
@@ -33,12 +39,46 @@ pub(crate) async fn damage(sim: Rc<Sim>) {
         }
         let due = applied(&sim);
         match rng.chance(1, 2) {
+            _ if sim.plan.shape.volatile => while_it_runs(&sim, rng, node),
             true => among_others(&sim, rng, node).await,
             false => among_those_behind(&sim, rng, node).await,
         }
         while !sim.healed.get() && !has(&sim, node, &due) {
             sleep(Duration::from_millis(200)).await;
         }
+    }
+}
+
+/// Bits flip in nodes of a tree that the node uses.
+fn while_it_runs(sim: &Sim, rng: &mut Rng, node: NodeId) {
+    let disk = sim.cluster.disk(node);
+    let is_tree = |path: &PathBuf| path.to_string_lossy().ends_with(".tree");
+    let trees: Vec<_> = disk.paths().into_iter().filter(is_tree).collect();
+    if trees.is_empty() {
+        return;
+    }
+    let path = &trees[rng.below(trees.len() as u64) as usize];
+    let bytes = disk.read_file(path).expect("it was listed");
+    let pages = (0_u64..).zip(bytes.chunks_exact(PAGE_BYTES as usize));
+    // Not the meta pages: they are read at the start only.
+    let nodes = pages
+        .skip(2)
+        .filter(|(_, page)| NODE_KINDS.contains(&page[4]));
+    let mut nodes: Vec<_> = nodes.map(|(page, _)| page).collect();
+    if rng.chance(1, 2) && !nodes.is_empty() {
+        // Just one, which may not be in use any more.
+        nodes = vec![nodes[rng.below(nodes.len() as u64) as usize]];
+    }
+    sim.damaged.borrow_mut().insert(node);
+    sim.falls_ill(node);
+    sim.history.borrow_mut().count("damage: tree, running");
+    for page in nodes {
+        let bit = 8 * PAGE_BYTES * page + rng.below(8 * PAGE_BYTES);
+        disk.flip_bit(path, bit);
+        sim.trace.say(
+            format_args!("node {node}"),
+            format_args!("bit {bit} of {} flips", path.display()),
+        );
     }
 }
 
@@ -66,6 +106,7 @@ async fn among_those_behind(sim: &Rc<Sim>, rng: &mut Rng, node: NodeId) {
     let network = &sim.cluster.network;
     sim.trace
         .say("faults", format_args!("{behind:?} fall behind {hold:?}"));
+    sim.lose_messages();
     apart.iter().for_each(|(one, two)| network.cut(*one, *two));
     sim.wait(Duration::from_millis(500 + rng.below(2500))).await;
     let is_running = |id: &NodeId| sim.cluster.running(*id).is_some();

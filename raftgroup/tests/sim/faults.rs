@@ -1,10 +1,8 @@
 //! What is done to a cluster while it works.
 //!
 //! Kept true: every fault ends by itself, and all of them when the time for
-//! faults is over. A node that has stopped by itself is ended and started again.
+//! faults is over. Nobody looks after a node but `supervisor.rs`.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -16,6 +14,10 @@ use tokio::time::{Instant, sleep};
 use crate::cluster::Ending;
 use crate::plan::Fault;
 use crate::seeds::Sim;
+use crate::supervisor::{end, start};
+
+/// The longest that a slow message takes.
+const SLOW_MAX: Duration = Duration::from_millis(1500);
 
 /// Does what the plan says, then ends all of it.
 pub(crate) async fn rage(sim: Rc<Sim>) {
@@ -24,8 +26,8 @@ pub(crate) async fn rage(sim: Rc<Sim>) {
     let weights: u64 = sim.plan.faults.iter().map(|(_, weight)| weight).sum();
     let mut running = JoinSet::new();
     while Instant::now() < end {
-        let calm = 1 + rng.below(sim.plan.calm.as_millis() as u64);
-        sleep(Duration::from_millis(calm)).await;
+        let calm = millis(&mut rng, sim.plan.calm.as_millis() as u64);
+        sim.wait(sim.plan.calm_min + calm).await;
         if weights == 0 {
             continue;
         }
@@ -42,13 +44,37 @@ pub(crate) async fn rage(sim: Rc<Sim>) {
                 }
             });
         let fault = chosen.expect("weights add up").0;
+        let lull = sim.plan.lulls && rng.chance(1, 2);
+        if lull {
+            become_quiet(&sim).await;
+        }
         sim.history.borrow_mut().count(fault.name());
         running.spawn_local(inflict(Rc::clone(&sim), fault, Rng::new(rng.next_u64())));
+        if lull {
+            sim.wait(millis(&mut rng, 6000)).await;
+            sim.hush(false);
+        }
     }
     sim.enough.set(true);
     sim.relief.notify_waiters();
     while running.join_next().await.is_some() {}
     heal(&sim).await;
+}
+
+/// Silences the clients until groups have no timers any more.
+async fn become_quiet(sim: &Rc<Sim>) {
+    sim.hush(true);
+    let slowest = sim.plan.shape.seconds.iter().copied().max().unwrap_or(100);
+    // A node looks once in this time, and what it finds busy is left alone.
+    let quiet_after = sim.plan.shape.quiet_after * slowest.max(100) / 100;
+    sim.wait(2 * quiet_after + Duration::from_secs(1)).await;
+    let running = sim.cluster.all_running().into_iter();
+    let mut replicas = running.flat_map(|(_, running)| running.node.status());
+    let all = replicas.all(|status| status.quiet);
+    sim.history.borrow_mut().count(match all {
+        true => "fault: while all groups are quiet",
+        false => "fault: while some groups are quiet",
+    });
 }
 
 /// Ends all faults.
@@ -62,18 +88,21 @@ async fn heal(sim: &Rc<Sim>) {
         for to in sim.cluster.ids() {
             network.set_slow(from, to, Duration::ZERO);
         }
-        sim.cluster.disk(from).slow_syncs(Duration::ZERO);
+        // A fault that has not struck yet must not do so later.
+        sim.cluster.disk(from).end_faults();
+        if let Some(running) = sim.cluster.running(from) {
+            running.starve(Duration::ZERO);
+        }
+        sim.is_well_again(from);
     }
     for id in sim.cluster.ids() {
+        // Somebody else may be about to start it.
+        start(sim, id).await;
         while sim.starting.borrow().contains(&id) {
             sleep(Duration::from_millis(1)).await;
         }
-        // A fault that has not struck yet must not do so later.
-        if sim.tainted.borrow().contains(&id) {
-            end(sim, id, Ending::PowerCut);
-        }
-        start(sim, id).await;
     }
+    sim.hush(false);
     sim.healed.set(true);
     sim.history.borrow_mut().healed = sim.trace.now();
     sim.trace.say("faults", "all end");
@@ -81,52 +110,6 @@ async fn heal(sim: &Rc<Sim>) {
 
 fn millis(rng: &mut Rng, max: u64) -> Duration {
     Duration::from_millis(1 + rng.below(max))
-}
-
-pub(crate) fn end(sim: &Sim, id: NodeId, ending: Ending) {
-    // What a failed sync left in the page cache would be there after a kill,
-    // and gone after the next power cut.
-    let tainted = sim.tainted.borrow_mut().remove(&id);
-    let ending = if tainted { Ending::PowerCut } else { ending };
-    sim.trace
-        .say(format_args!("node {id}"), format_args!("{ending:?}"));
-    sim.history.borrow_mut().count("node ended");
-    sim.cluster.end(id, ending);
-}
-
-/// Starts a node that doesn't run. If its disk fails meanwhile, again.
-pub(crate) async fn start(sim: &Rc<Sim>, id: NodeId) {
-    if sim.cluster.running(id).is_some() || !sim.starting.borrow_mut().insert(id) {
-        return;
-    }
-    // One that is gone, or goes meanwhile, is not started.
-    let is_gone = || sim.cluster.is_gone(id);
-    for _ in 0..10 {
-        if is_gone() {
-            break;
-        }
-        sim.trace.say(format_args!("node {id}"), "starts");
-        let Err(error) = sim.cluster.start_node(id).await else {
-            match is_gone() {
-                true => sim.cluster.end(id, Ending::PowerCut),
-                false => crate::watchers::collect(sim, id),
-            }
-            break;
-        };
-        sim.trace.say(format_args!("node {id}"), &error);
-        if !is_of_disk(&error) {
-            let promise = "A node opens after any crash.";
-            sim.violate(promise, format!("node {id}: {error}"));
-            break;
-        }
-        end(sim, id, Ending::PowerCut);
-    }
-    sim.starting.borrow_mut().remove(&id);
-}
-
-/// Whether a failure is one that was made.
-fn is_of_disk(failure: &str) -> bool {
-    failure.contains("simulated crash") || failure.contains("os error 5")
 }
 
 /// Ends nodes and starts them again after a while.
@@ -168,12 +151,44 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
         Fault::DiskStops => {
             disk.crash_at(disk.operations() + rng.below(60));
             sim.tainted.borrow_mut().insert(node);
+            sim.falls_ill(node);
         }
         Fault::SyncFails => {
             disk.fail_sync_at(disk.syncs() + rng.below(20));
             sim.tainted.borrow_mut().insert(node);
+            sim.falls_ill(node);
         }
+        Fault::TreeFails => {
+            let illness = sim.falls_ill(node);
+            disk.fail_tree_io(true);
+            sim.tainted.borrow_mut().insert(node);
+            sim.wait(2 * long).await;
+            disk.fail_tree_io(false);
+            sim.recovers(illness);
+        }
+        Fault::ReadOnly => {
+            let illness = sim.falls_ill(node);
+            disk.read_only(true);
+            sim.tainted.borrow_mut().insert(node);
+            sim.wait(2 * long).await;
+            // It stays so when the process exits.
+            sim.cluster.disk(node).read_only(false);
+            sim.recovers(illness);
+        }
+        Fault::DiskHangs => {
+            let illness = sim.falls_ill(node);
+            disk.hang();
+            sim.hung.borrow_mut().insert(node, Instant::now());
+            let secs = [5, 5, 60][rng.below(3) as usize];
+            sim.wait(Duration::from_secs(1) + millis(rng, 1000 * secs))
+                .await;
+            disk.resume();
+            sim.hung.borrow_mut().remove(&node);
+            sim.recovers(illness);
+        }
+        Fault::Starved => starve(&sim, node, Rng::new(rng.next_u64())).await,
         Fault::SlowDisk => {
+            let _disturbed = sim.disturb(Duration::from_millis(400));
             disk.slow_syncs(millis(rng, 400));
             sim.wait(long).await;
             sim.cluster.disk(node).slow_syncs(Duration::ZERO);
@@ -199,16 +214,19 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             let unheard = bridge.filter(|_| rng.chance(1, 2));
             let unheard = || unheard.map(|bridge| (other, bridge));
             let cuts = || cuts().chain(unheard());
+            sim.lose_messages();
             cuts().for_each(|(one, two)| network.cut(one, two));
             sim.wait(long).await;
             cuts().for_each(|(one, two)| network.heal(one, two));
         }
         Fault::OneWay => {
+            sim.lose_messages();
             network.cut(node, other);
             sim.wait(long).await;
             network.heal(node, other);
         }
         Fault::Deaf => {
+            sim.lose_messages();
             let deaf = rng.chance(1, 2);
             let ways = || {
                 nodes
@@ -229,6 +247,7 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
                 // One is cut off already.
                 return;
             };
+            sim.lose_messages();
             let others = nodes.iter().filter(|to| **to != leader);
             let ways = || others.clone().flat_map(|to| [(leader, *to), (*to, leader)]);
             ways().for_each(|(one, two)| network.cut(one, two));
@@ -237,6 +256,7 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             ways().for_each(|(one, two)| network.heal(one, two));
         }
         Fault::Delay => {
+            let _disturbed = sim.disturb(Duration::from_millis(350));
             let min = millis(rng, 50);
             network.set_latency(min..=min + millis(rng, 300));
             sim.wait(long).await;
@@ -253,7 +273,8 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
                 1 => (leader, sequencer),
                 _ => (node, other),
             };
-            network.set_slow(from, to, millis(rng, 1500));
+            let _disturbed = sim.disturb(SLOW_MAX);
+            network.set_slow(from, to, millis(rng, SLOW_MAX.as_millis() as u64));
             sim.wait(long).await;
             network.set_slow(from, to, Duration::ZERO);
         }
@@ -263,7 +284,8 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
                     network.set_slow(node, *to, by);
                 }
             };
-            slow(millis(rng, 1500));
+            let _disturbed = sim.disturb(SLOW_MAX);
+            slow(millis(rng, SLOW_MAX.as_millis() as u64));
             for _ in 0..3 {
                 hand_over(&sim, rng).await;
                 sim.wait(long / 3).await;
@@ -271,16 +293,21 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
             slow(Duration::ZERO);
         }
         Fault::Loss => {
+            sim.lose_messages();
             network.set_loss([0.01, 0.05, 0.2][rng.below(3) as usize]);
             sim.wait(long).await;
             network.set_loss(0.0);
         }
         Fault::Duplication => {
+            let _disturbed = sim.disturb(Duration::ZERO);
             network.set_duplication([0.05, 0.5][rng.below(2) as usize]);
             sim.wait(long).await;
             network.set_duplication(0.0);
         }
-        Fault::Reset => network.reset(node, other),
+        Fault::Reset => {
+            network.reset(node, other);
+            sim.cause();
+        }
         Fault::Transfer => hand_over(&sim, rng).await,
     }
 }
@@ -292,8 +319,26 @@ async fn hand_over(sim: &Rc<Sim>, rng: &mut Rng) {
     if let Some(leader) = leader_of(sim, group)
         && let Some(running) = sim.cluster.running(leader)
     {
+        sim.cause();
         running.during(running.node.transfer(group, to)).await;
+        sim.cause();
     }
+}
+
+/// A node gets little processor time for a while.
+pub(crate) async fn starve(sim: &Sim, id: NodeId, mut rng: Rng) {
+    let Some(running) = sim.cluster.running(id) else {
+        return;
+    };
+    let longest = Duration::from_millis(50 + rng.below(251));
+    sim.trace.say(
+        format_args!("node {id}"),
+        format_args!("waits up to {longest:?} for its turns"),
+    );
+    let _disturbed = sim.disturb(longest);
+    running.starve(longest);
+    sim.wait(millis(&mut rng, 6000)).await;
+    running.starve(Duration::ZERO);
 }
 
 /// One of the groups that some node has a replica of.
@@ -320,75 +365,4 @@ pub(crate) fn leaders_of(sim: &Sim, group: GroupId) -> Vec<NodeId> {
             .any(|status| status.group == group && status.leads)
     });
     leaders.map(|(id, _)| id).collect()
-}
-
-/// Sees who leads and who has stopped; ends and starts those who have.
-pub(crate) async fn look_after(sim: Rc<Sim>) {
-    let mut rng = Rng::new(sim.plan.seed ^ 0x100c);
-    let mut snapshots = std::collections::BTreeMap::new();
-    loop {
-        sleep(Duration::from_millis(50)).await;
-        for (id, running) in sim.cluster.all_running() {
-            let mut failed = None;
-            for status in running.node.status() {
-                let group = status.group;
-                if status.leads
-                    && sim
-                        .history
-                        .borrow_mut()
-                        .leaders
-                        .insert((group, status.term.0))
-                {
-                    let name = if group.is_root() {
-                        "epoch"
-                    } else {
-                        "term of another group"
-                    };
-                    sim.history.borrow_mut().count(name);
-                    let term = status.term;
-                    sim.trace.say(
-                        format_args!("node {id}"),
-                        format_args!("leads group {group} in term {term}"),
-                    );
-                }
-                let installed = snapshots.entry((running.start, group)).or_insert(0);
-                while *installed < status.snapshots {
-                    *installed += 1;
-                    sim.history.borrow_mut().count("snapshot installed");
-                    sim.trace.say(
-                        format_args!("node {id}"),
-                        format_args!("group {group} from a snapshot"),
-                    );
-                }
-                failed = failed.or(status.failure);
-            }
-            let Some(failure) = failed else {
-                continue;
-            };
-            // It is to see to itself.
-            let own = |ids: &RefCell<BTreeSet<NodeId>>| ids.borrow().contains(&id);
-            if !is_of_disk(&failure) && (own(&sim.damaged) || own(&sim.leaving)) {
-                continue;
-            }
-            sim.trace.say(
-                format_args!("node {id}"),
-                format_args!("has stopped: {failure}"),
-            );
-            sim.history.borrow_mut().count("node stopped by itself");
-            if !is_of_disk(&failure) {
-                let promise = "A replica stops only if its disk fails.";
-                sim.violate(promise, format!("node {id}: {failure}"));
-            }
-            let ending = match rng.chance(1, 3) && !sim.cluster.disk(id).crashed() {
-                true => Ending::Kill,
-                false => Ending::PowerCut,
-            };
-            end(&sim, id, ending);
-            let (away, sim) = (millis(&mut rng, 2000), Rc::clone(&sim));
-            tokio::task::spawn_local(async move {
-                sim.wait(away).await;
-                start(&sim, id).await;
-            });
-        }
-    }
 }

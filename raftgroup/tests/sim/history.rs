@@ -13,6 +13,7 @@ use pontoon_raftgroup::{Failure, GroupId, LeaseGranted, LeaseStatus, NodeId, Ran
 
 use crate::cluster::Shape;
 use crate::trace::Stamp;
+use crate::waits::Causes;
 
 /// What a client asks.
 #[derive(Clone, Debug)]
@@ -260,6 +261,8 @@ pub(crate) struct History {
     /// What is wrong already.
     pub(crate) violations: Vec<(&'static str, String)>,
     pub(crate) counts: BTreeMap<&'static str, u64>,
+    /// What could hold clients up.
+    pub(crate) causes: Causes,
     pub(crate) leaders: BTreeSet<(GroupId, u64)>,
 }
 

@@ -2,13 +2,16 @@
 //!
 //! `PONTOON_SEED=<n>` runs one seed and tells what happens in it
 //! (`PONTOON_TRACE=2` also every message); `PONTOON_SEEDS=<from>..<to>` runs
-//! many and counts. `PONTOON_WITHOUT=txns,leases,splits,members,corruption`
-//! leaves some of what seeds may have out.
+//! many and counts. `PONTOON_WITHOUT=txns,leases,splits,members,corruption,
+//! disks,starvation` leaves some of what seeds may have out. Built with
+//! `--features mutations`, `PONTOON_MUTATION=<name>` puts a deliberate bug in;
+//! `raftgroup/tests/mutations` does so with all of them.
 
 mod changes;
 mod checkers;
 mod cluster;
 mod damage;
+mod disks;
 mod end;
 mod faults;
 mod history;
@@ -21,6 +24,7 @@ mod plan;
 mod seeds;
 mod smoke;
 mod splits;
+mod supervisor;
 mod trace;
 mod waits;
 mod watchers;

@@ -19,6 +19,14 @@ pub(crate) enum Fault {
     DiskStops,
     /// A sync of a node's disk fails.
     SyncFails,
+    /// Nothing can be written to a node's trees.
+    TreeFails,
+    /// A node's file system is read-only, also for the next process.
+    ReadOnly,
+    /// A node's disk doesn't answer for 1 to 60 seconds.
+    DiskHangs,
+    /// A node gets little processor time.
+    Starved,
     /// A node's syncs take long.
     SlowDisk,
     /// Some nodes don't hear the others, nor are they heard.
@@ -49,7 +57,8 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 18] = [
+    /// Those that any seed may have.
+    const COMMON: [Self; 18] = [
         Self::PowerCut,
         Self::Outage,
         Self::Kill,
@@ -70,6 +79,19 @@ impl Fault {
         Self::Transfer,
     ];
 
+    /// Those of a member alone, whose messages arrive.
+    const OF_ONE: [Self; 9] = [
+        Self::PowerCut,
+        Self::Kill,
+        Self::DiskStops,
+        Self::SyncFails,
+        Self::TreeFails,
+        Self::ReadOnly,
+        Self::DiskHangs,
+        Self::Reset,
+        Self::Transfer,
+    ];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PowerCut => "fault: power cut",
@@ -77,6 +99,10 @@ impl Fault {
             Self::Kill => "fault: process kill",
             Self::DiskStops => "fault: disk stops",
             Self::SyncFails => "fault: sync fails",
+            Self::TreeFails => "fault: tree fails",
+            Self::ReadOnly => "fault: read-only file system",
+            Self::DiskHangs => "fault: disk hangs",
+            Self::Starved => "fault: starved of processor time",
             Self::SlowDisk => "fault: slow disk",
             Self::Partition => "fault: partition",
             Self::Bridge => "fault: partition with a bridge",
@@ -103,6 +129,8 @@ enum Feature {
     Splits,
     Members,
     Corruption,
+    Disks,
+    Starvation,
 }
 
 impl Feature {
@@ -116,6 +144,8 @@ impl Feature {
             Self::Splits => "splits",
             Self::Members => "members",
             Self::Corruption => "corruption",
+            Self::Disks => "disks",
+            Self::Starvation => "starvation",
         };
         let without = std::env::var("PONTOON_WITHOUT").unwrap_or_default();
         let is_left_out = without.split(',').any(|left_out| left_out == name);
@@ -137,8 +167,12 @@ pub(crate) struct Plan {
     pub(crate) pause: Duration,
     /// How long there are faults.
     pub(crate) duration: Duration,
-    /// The longest pause between two faults.
+    /// The shortest pause between two faults.
+    pub(crate) calm_min: Duration,
+    /// What is added to it, at most.
     pub(crate) calm: Duration,
+    /// Whether clients are silent around some faults, until groups are quiet.
+    pub(crate) lulls: bool,
     /// How likely each fault is, next to the others.
     pub(crate) faults: Vec<(Fault, u64)>,
     /// Between two compactions, about; `None` for none.
@@ -156,6 +190,8 @@ pub(crate) struct Plan {
     pub(crate) changes: u64,
     /// Disks on which bits flip.
     pub(crate) damages: u64,
+    /// Whether a member gets little processor time when a range is cut.
+    pub(crate) starved_splits: bool,
 }
 
 const SPLITS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
@@ -181,7 +217,7 @@ impl Plan {
         }
         // Some kinds of faults, so that their mixtures differ.
         let share = 1 + rng.below(4);
-        let faults = Fault::ALL.into_iter().filter_map(|fault| {
+        let faults = Fault::COMMON.into_iter().filter_map(|fault| {
             let weight = if fault == Fault::Outage {
                 1
             } else {
@@ -199,7 +235,9 @@ impl Plan {
             keys_per_letter: 1 + rng.below(5),
             pause: Duration::from_millis([20, 100, 400][rng.below(3) as usize]),
             duration: Duration::from_secs(8 + rng.below(32)),
+            calm_min: Duration::ZERO,
             calm: Duration::from_millis(400 + rng.below(5000)),
+            lulls: false,
             faults,
             compactions: rng
                 .chance(3, 4)
@@ -210,10 +248,68 @@ impl Plan {
             splits: 0,
             changes: 0,
             damages: 0,
+            starved_splits: false,
         };
         let mut plan = if rng.chance(1, 4) { plan.hot() } else { plan };
         plan.add_features();
+        plan.add_failing_disks();
         plan
+    }
+
+    /// Disks that fail, hang or are read-only, and processors that are busy;
+    /// from chances of their own, too.
+    fn add_failing_disks(&mut self) {
+        let rng = &mut Rng::new(self.seed.wrapping_mul(0xd134_2543_de82_ef95) ^ 0xd15c);
+        let mut has = |feature: Feature, share| rng.chance(share, 8) && feature.is_wanted();
+        let steady = has(Feature::Disks, 4);
+        let mixed = has(Feature::Disks, 2);
+        let starvation = has(Feature::Starvation, 2);
+        if steady {
+            self.steady(rng);
+        } else if mixed {
+            let faults = [Fault::TreeFails, Fault::ReadOnly, Fault::DiskHangs];
+            self.faults
+                .extend(faults.map(|fault| (fault, 1 + rng.below(5))));
+        }
+        if steady || mixed {
+            self.shape.stall_max = match rng.chance(1, 2) {
+                true => Duration::from_secs(60),
+                false => Duration::from_secs(3 + rng.below(18)),
+            };
+        }
+        if starvation {
+            self.starved_splits = true;
+            if !steady {
+                self.faults.push((Fault::Starved, 1 + rng.below(5)));
+            }
+        }
+        if self.damages > 0 && rng.chance(1, 2) {
+            self.shape.volatile = true;
+        }
+        if steady || mixed || self.shape.volatile {
+            // Trees are written and read often, or nobody meets the faults.
+            self.shape.log_bytes_max = 200 + rng.below(3_000);
+        }
+    }
+
+    /// The same with faults of single members only, one after the other, and
+    /// so much time between them that it shows whether clients wait too long.
+    fn steady(&mut self, rng: &mut Rng) {
+        let share = 2 + rng.below(3);
+        let faults = Fault::OF_ONE.into_iter().filter_map(|fault| {
+            let weight = 1 + rng.below(5);
+            rng.chance(share, 4).then_some((fault, weight))
+        });
+        self.faults = faults.collect();
+        self.calm_min = Duration::from_secs(6);
+        self.calm = Duration::from_secs(4);
+        self.duration = Duration::from_secs(20 + rng.below(40));
+        self.clients = self.clients.min(4);
+        self.pause = Duration::from_millis([100, 400][rng.below(2) as usize]);
+        self.lulls = rng.chance(1, 2);
+        if self.lulls {
+            self.shape.quiet_after = Duration::from_millis(1000 + rng.below(2000));
+        }
     }
 
     /// From chances of their own, so that what is above is the same without.

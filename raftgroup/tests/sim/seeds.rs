@@ -1,5 +1,6 @@
 //! One seed, one run; and the runs that tests ask for. `PONTOON_SECS` is how
-//! long new runs are begun, `PONTOON_THREADS` how many at a time.
+//! long new runs are begun, `PONTOON_THREADS` how many at a time. With
+//! `PONTOON_STOP` none is begun after a broken one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use pontoon_raftgroup::NodeId;
 use tokio::sync::Notify;
 use tokio::task::spawn_local;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::changes;
 use crate::checkers;
@@ -21,6 +22,7 @@ use crate::faults;
 use crate::history::History;
 use crate::plan::Plan;
 use crate::splits;
+use crate::supervisor;
 use crate::trace::{Shown, Trace, show_log};
 use crate::waits;
 use crate::watchers;
@@ -38,6 +40,8 @@ pub(crate) struct Sim {
     pub(crate) tainted: RefCell<BTreeSet<NodeId>>,
     /// Nodes on whose disks bits have flipped.
     pub(crate) damaged: RefCell<BTreeSet<NodeId>>,
+    /// Nodes whose disks hang, since when.
+    pub(crate) hung: RefCell<BTreeMap<NodeId, Instant>>,
     /// Members that were asked to be removed.
     pub(crate) leaving: RefCell<BTreeSet<NodeId>>,
     /// Held by who takes a vote away.
@@ -45,6 +49,9 @@ pub(crate) struct Sim {
     /// The time for faults is over.
     pub(crate) enough: Cell<bool>,
     pub(crate) relief: Notify,
+    /// No client asks anything, so that groups become quiet.
+    pub(crate) hushed: Cell<bool>,
+    pub(crate) unhushed: Notify,
     /// There are no more faults, and clients ask no more.
     pub(crate) healed: Cell<bool>,
     /// Watches are to come to their end.
@@ -64,6 +71,22 @@ impl Sim {
         if !self.enough.get() {
             let _ = timeout(time, relief).await;
         }
+    }
+
+    /// A client's pause before it asks again; longer, if all are to be silent.
+    pub(crate) async fn pause(&self, time: Duration) {
+        sleep(time).await;
+        while self.hushed.get() {
+            self.unhushed.notified().await;
+        }
+    }
+
+    /// Whether clients are to be silent.
+    pub(crate) fn hush(&self, hushed: bool) {
+        self.trace
+            .say("clients", if hushed { "are silent" } else { "ask again" });
+        self.hushed.set(hushed);
+        self.unhushed.notify_waiters();
     }
 
     /// Returns when nothing has come for long.
@@ -142,16 +165,19 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
         starting: RefCell::default(),
         tainted: RefCell::default(),
         damaged: RefCell::default(),
+        hung: RefCell::default(),
         leaving: RefCell::default(),
         peril: tokio::sync::Mutex::default(),
         enough: Cell::new(false),
         relief: Notify::new(),
+        hushed: Cell::new(false),
+        unhushed: Notify::new(),
         healed: Cell::new(false),
         over: Cell::new(false),
         ending: Notify::new(),
     });
     for id in sim.cluster.shape.ids() {
-        faults::start(&sim, id).await;
+        supervisor::start(&sim, id).await;
     }
     let mut tasks = Vec::new();
     for number in 1..=sim.plan.clients {
@@ -180,7 +206,7 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     if let Some(every) = sim.plan.compactions {
         tasks.push(spawn_local(workload::compact(Rc::clone(&sim), every)));
     }
-    let looking = spawn_local(faults::look_after(Rc::clone(&sim)));
+    let looking = spawn_local(supervisor::look_on(Rc::clone(&sim)));
     // A quiet beginning, so that most runs have some writes before the first fault.
     sleep(Duration::from_secs(2)).await;
     faults::rage(Rc::clone(&sim)).await;
@@ -274,6 +300,7 @@ fn run_all(seeds: &[u64], twice: impl Fn(u64) -> bool + Sync) {
         .ok()
         .and_then(|secs| secs.parse().ok());
     let limit = limit.map_or(Duration::MAX, Duration::from_secs);
+    let stop = std::env::var("PONTOON_STOP").is_ok();
     let begun = std::time::Instant::now();
     let next = AtomicU64::new(0);
     let summary = parking_lot::Mutex::new(Summary::default());
@@ -281,6 +308,7 @@ fn run_all(seeds: &[u64], twice: impl Fn(u64) -> bool + Sync) {
         for _ in 0..threads.unwrap_or(2) {
             scope.spawn(|| {
                 while begun.elapsed() < limit
+                    && (!stop || summary.lock().broken.is_empty())
                     && let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize)
                 {
                     let mut report = run(*seed, Shown::Nothing);
@@ -304,6 +332,15 @@ fn run_all(seeds: &[u64], twice: impl Fn(u64) -> bool + Sync) {
         "broken seeds: {:?}",
         summary.broken
     );
+}
+
+/// Not a test: tells `raftgroup/tests/mutations` which bugs there are.
+#[cfg(feature = "mutations")]
+#[test]
+fn mutations() {
+    for (_, name, bug) in pontoon_raftgroup::Mutation::ALL {
+        println!("mutation\t{name}\t{bug}");
+    }
 }
 
 /// How many seeds of a test run nobody has run before.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use pontoon_wal::disk::sim::Rng;
 use tokio::time::Instant;
 
+use crate::faults::starve;
 use crate::history::{Asked, Outcome};
 use crate::seeds::Sim;
 use crate::workload::{ask, first, key};
@@ -30,6 +31,9 @@ pub(crate) async fn split(sim: Rc<Sim>) {
             if let Some(running) = sim.cluster.running(node).filter(|_| few) {
                 let within = Duration::from_millis(1000 + rng.below(5000));
                 let asked = |_| Asked::Split(cut.clone());
+                if sim.plan.starved_splits {
+                    starve_one(&sim, rng);
+                }
                 let outcome = ask(&sim, 0, node, &running, within, asked).await;
                 if let Outcome::Split(_) = outcome {
                     sim.history.borrow_mut().count("split: done");
@@ -41,6 +45,13 @@ pub(crate) async fn split(sim: Rc<Sim>) {
             sim.wait(Duration::from_millis(200)).await;
         }
     }
+}
+
+/// Some member gets little processor time while a range is split.
+fn starve_one(sim: &Rc<Sim>, rng: &mut Rng) {
+    let (sim, node) = (Rc::clone(sim), sim.cluster.any(rng));
+    let rng = Rng::new(rng.next_u64());
+    tokio::task::spawn_local(async move { starve(&sim, node, rng).await });
 }
 
 /// Somewhere between keys or at one of them, also where no key is.

@@ -10,11 +10,11 @@ use bytes::Bytes;
 use pontoon_engine::{Answer, KeyRange, Revision};
 use pontoon_raftgroup::{Failure, NodeId};
 use pontoon_wal::disk::sim::Rng;
-use tokio::time::sleep;
 
 use crate::cluster::Running;
 use crate::history::{Asked, Operation, Outcome};
 use crate::seeds::Sim;
+use crate::waits;
 
 pub(crate) mod accounts;
 pub(crate) mod leases;
@@ -136,10 +136,8 @@ pub(crate) async fn client(sim: Rc<Sim>, number: u64) {
     let rng = &mut rng;
     let mut bound = sim.cluster.any(rng);
     while !sim.healed.get() {
-        sleep(Duration::from_millis(
-            rng.below(1 + sim.plan.pause.as_millis() as u64),
-        ))
-        .await;
+        let pause = rng.below(1 + sim.plan.pause.as_millis() as u64);
+        sim.pause(Duration::from_millis(pause)).await;
         let running = match sim.cluster.running(bound) {
             Some(running) if !rng.chance(1, 40) => running,
             _ => {
@@ -147,7 +145,11 @@ pub(crate) async fn client(sim: Rc<Sim>, number: u64) {
                 continue;
             }
         };
-        let within = Duration::from_millis(500 + rng.below(3500));
+        // Some are so patient that they see whether they wait too long.
+        let within = match rng.chance(1, 2) {
+            true => waits::bound(&sim.plan.shape) + Duration::from_millis(500 + rng.below(2000)),
+            false => Duration::from_millis(500 + rng.below(3500)),
+        };
         let mut maker = Maker::new(&sim, rng);
         let make = |id| maker.asked(id);
         let outcome = ask(&sim, number, bound, &running, within, make).await;
@@ -163,10 +165,8 @@ pub(crate) async fn client(sim: Rc<Sim>, number: u64) {
 pub(crate) async fn compact(sim: Rc<Sim>, every: Duration) {
     let mut rng = Rng::new(sim.plan.seed ^ 0xc0_4ac7);
     while !sim.healed.get() {
-        sleep(Duration::from_millis(
-            1 + rng.below(2 * every.as_millis() as u64),
-        ))
-        .await;
+        let pause = 1 + rng.below(2 * every.as_millis() as u64);
+        sim.pause(Duration::from_millis(pause)).await;
         let id = sim.cluster.any(&mut rng);
         let Some(running) = sim.cluster.running(id) else {
             continue;
@@ -177,7 +177,7 @@ pub(crate) async fn compact(sim: Rc<Sim>, every: Duration) {
         let collected = sim.history.borrow().truth.collected.values().min().copied();
         let revision = revision.min(collected.unwrap_or(0) + 1);
         sim.history.borrow_mut().count("ask: compact");
-        let within = Duration::from_secs(3);
+        let within = Duration::from_secs(6);
         ask(&sim, 0, id, &running, within, |_| {
             Asked::Compact(revision.max(1))
         })

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Cluster, propose, simulate};
 use crate::position::{LogIndex, NodeId, Term};
-use crate::raft::{NotLeader, Proposed};
+use crate::raft::{Confirmed, NotLeader, Proposed};
 
 #[test]
 fn a_thousand_proposals_of_many_tasks_are_applied_in_one_order() {
@@ -242,7 +242,8 @@ fn a_quiet_group_costs_no_message_and_wakes_by_a_proposal() {
         sleep(Duration::from_secs(3600)).await;
         assert_eq!(cluster.net.messages(), before);
         // A read asks a quorum and lets everybody sleep on.
-        assert_eq!(cluster.group(leader).confirm().await, Ok(index));
+        let confirmed = cluster.group(leader).confirm().await;
+        assert_eq!(confirmed, Ok(Confirmed { term, index }));
         assert!(cluster.nodes.values().all(|node| node.group.is_quiet()));
         sleep(Duration::from_secs(3600)).await;
         let woken = propose(&cluster.group(leader), term, "woken".into()).await;

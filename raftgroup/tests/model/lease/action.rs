@@ -231,7 +231,9 @@ impl Model {
         let open = staged(group.applied(term), life);
         let newer = leader.latch.is_none_or(|(id, _)| id < attempt.id);
         let none = attached(group.applied(term), life) == 0;
-        let confirmed = term == group.term() || !self.rules.no_keys_after_round_rule_13;
+        let confirmed = term == group.term()
+            || !self.rules.no_keys_after_round_rule_13
+            || !self.rules.no_keys_round_of_own_term_rule_13;
         newer
             && self.serves(s, g, term)
             && (!busy || !self.rules.latch_waits_for_writes_rule_13)
@@ -485,12 +487,22 @@ impl Model {
             None => {}
             Some(keep) => {
                 let needed = self.rules.keepalive_after_round_rule_13;
-                if needed && keep.epoch == s.epoch() && !keep.rounded {
+                // The root leader has won again, and waits until all that is
+                // committed is applied.
+                let caught_up = s.root(s.epoch()).applied == s.log.len();
+                let again = !self.rules.round_of_own_term_rule_13 && caught_up;
+                let own = keep.epoch == s.epoch();
+                if needed && (own || again) && !keep.rounded {
                     out.push(Action::KeepRound);
                 }
-                let seen = newest(s.root_applied(keep.epoch).iter().copied()).1;
+                let store = if again { s.epoch() } else { keep.epoch };
+                let seen = newest(s.root_applied(store).iter().copied()).1;
                 let alive = if self.rules.keepalive_looks_at_pending_rule_13 {
-                    newest(s.root_held(keep.epoch)).1
+                    let own = &s.root(keep.epoch).proposed;
+                    match again {
+                        true => newest(s.root_applied(store).iter().chain(own).copied()).1,
+                        false => newest(s.root_held(keep.epoch)).1,
+                    }
                 } else {
                     seen
                 };

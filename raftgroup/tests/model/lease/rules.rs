@@ -35,6 +35,9 @@ rules! {
     /// That there are no keys counts after a round that began after the latch.
     no_keys_after_round_rule_13: breaks(NoKeyOfGoneLease)
         { puts: 1, revokes: 1, elections: 1 };
+    /// In the term of the latch.
+    no_keys_round_of_own_term_rule_13: breaks(NoKeyOfGoneLease)
+        { puts: 1, revokes: 1, elections: 1 };
     /// The lease goes when all groups have answered that are registered then.
     end_looks_at_registrations_again_rule_13: breaks(NoKeyOfGoneLease)
         { puts: 1, revokes: 1, splits: 1 };
@@ -53,6 +56,9 @@ rules! {
     /// A keepalive is answered after a root round that began after it came.
     keepalive_after_round_rule_13: breaks(KeepaliveMeansAlive)
         { revokes: 1, root_elections: 1, keepalives: 1 };
+    /// In the epoch in which it came: another has given the lease its own time.
+    round_of_own_term_rule_13: breaks(NotBeforeItsTime)
+        { root_elections: 1, keepalives: 1, ticks: 3 };
     /// And only if no revoke is on its way.
     keepalive_looks_at_pending_rule_13: breaks(KeepaliveMeansAlive)
         { keepalives: 1, ticks: 3 };

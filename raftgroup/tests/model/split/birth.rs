@@ -448,7 +448,7 @@ mod small {
 mod large {
     use super::*;
     holds! {
-        #[ignore = "minutes"]
+        #[ignore = "large"]
         newborn_survives_all:
             { campaigns: 3, losses: 1, replays: 1 };
     }

@@ -12,12 +12,12 @@ use std::time::Duration;
 use pontoon_engine::{Op, Put, Reject, Request, Txn};
 use pontoon_raftgroup::{Failure, GroupId, NodeId};
 use pontoon_wal::disk::sim::Rng;
-use tokio::time::sleep;
 
 use super::{ask, key};
 use crate::faults::leaders_of;
 use crate::history::{Asked, Outcome};
 use crate::seeds::Sim;
+use crate::waits;
 
 /// Longest time to live.
 pub(crate) const TTL_SECS_MAX: u64 = 6;
@@ -46,12 +46,15 @@ pub(crate) async fn lessee(sim: Rc<Sim>, number: u64) {
     let mut gone: Vec<i64> = Vec::new();
     let mut ids = (1..).map(|count| client as i64 * IDS + count);
     while !sim.healed.get() {
-        sleep(Duration::from_millis(rng.below(400))).await;
+        sim.pause(Duration::from_millis(rng.below(400))).await;
         let node = sim.cluster.any(rng);
         let Some(running) = sim.cluster.running(node) else {
             continue;
         };
-        let within = Duration::from_millis(500 + rng.below(3500));
+        let within = match rng.chance(1, 2) {
+            true => waits::bound(&sim.plan.shape) + Duration::from_millis(500),
+            false => Duration::from_millis(500 + rng.below(3500)),
+        };
         if held.is_empty() || (held.len() < 3 && rng.chance(1, 6)) {
             let id = match (rng.below(3), gone.pop()) {
                 (0, again) => {
@@ -127,7 +130,7 @@ pub(crate) async fn visitor(sim: Rc<Sim>, number: u64) {
     let client = VISITORS + number;
     let rng = &mut Rng::new(sim.plan.seed ^ 0x10_04e5 << 16 ^ number);
     while !sim.healed.get() {
-        sleep(Duration::from_millis(rng.below(400))).await;
+        sim.pause(Duration::from_millis(rng.below(400))).await;
         let leases = sim.history.borrow().leases.clone();
         if leases.is_empty() {
             continue;
@@ -136,7 +139,7 @@ pub(crate) async fn visitor(sim: Rc<Sim>, number: u64) {
         let id = leases[leases.len() - 1 - newest];
         let home = some_leader(&sim, rng);
         for _ in 0..rng.below(30) {
-            sleep(Duration::from_millis(rng.below(600))).await;
+            sim.pause(Duration::from_millis(rng.below(600))).await;
             let node = match rng.chance(1, 2) {
                 true => home,
                 false => some_leader(&sim, rng),
