@@ -150,6 +150,8 @@ errors! {
     // Of RangeStream
     RangeStreamSort: Unimplemented, "RangeStream does not support custom sort orders";
     RangeStreamFilters: Unimplemented, "RangeStream does not support revision filters";
+    // Of Pontoon's own services
+    SplitAbandoned: Aborted, "pontoon: the split was abandoned: too few replicas were ready in time";
 }
 
 impl fmt::Display for Error {

@@ -94,6 +94,8 @@ pub struct Config {
     pub io_backend: Backend,
     /// What the disk was found to do; the log is set by it.
     pub disk_profile: Option<PathBuf>,
+    /// How long the disk may make nothing durable before the process ends.
+    pub disk_stall_max: Duration,
     /// Where HTTP is served instead of at the clients' URLs.
     pub listen_client_http_urls: Option<String>,
     /// Where metrics and health are served besides.
@@ -176,6 +178,7 @@ impl Default for Config {
             ranges_max: None,
             io_backend: Backend::Auto,
             disk_profile: None,
+            disk_stall_max: Duration::from_secs(60),
             listen_client_http_urls: None,
             listen_metrics_urls: None,
             metrics_extensive: false,
@@ -287,6 +290,9 @@ impl Config {
         }
         if self.election_ms > 50_000 {
             return refuse("--election-timeout is too long, it should be at most 50000 (ms)");
+        }
+        if self.disk_stall_max <= Duration::from_millis(self.election_ms) {
+            return refuse("--disk-stall-timeout must be longer than --election-timeout");
         }
         if self.initial_splits.iter().any(Bytes::is_empty)
             || !self.initial_splits.is_sorted_by(|a, b| a < b)
@@ -471,6 +477,10 @@ mod tests {
         };
         refused(&|config| config.election_ms = 400, "5 times");
         refused(&|config| config.election_ms = 60_000, "50000");
+        refused(
+            &|config| config.disk_stall_max = Duration::from_secs(1),
+            "--disk-stall-timeout",
+        );
         refused(
             &|config| config.listen_client_urls = "http://127.0.0.1:1".to_owned(),
             "--advertise-client-urls is required",

@@ -167,6 +167,8 @@ impl Door {
             };
             let stream = match accepted {
                 Ok((stream, _)) => stream,
+                // It listens no more: this member has failed.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => break,
                 Err(error) => {
                     tracing::warn!("a client can't be taken: {error}");
                     tokio::time::sleep(PAUSE).await;

@@ -13,6 +13,7 @@ use tonic::body::Body;
 use crate::door::Behind;
 use crate::host::Host;
 use crate::metrics;
+use crate::readiness::{Probe, check_disk, check_ranges, read_outcome};
 use crate::version::{API_VERSION, CLUSTER_VERSION};
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -184,7 +185,16 @@ async fn health(host: &Host, query: &Query) -> Response<Body> {
     answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{text}\n"))
 }
 
+/// Why this member is not healthy, in a few words. A serializable question is a
+/// liveness probe of kubeadm's (up to 1.30).
 async fn unhealthy(host: &Host, query: &Query, serializable: bool) -> Option<String> {
+    let probe = match serializable {
+        true => Probe::Liveness,
+        false => Probe::Readiness,
+    };
+    if let Err(reason) = check_disk(probe, &host.node.condition()) {
+        return Some(format!("DISK:{reason}"));
+    }
     for (alarm, _) in host.node.alarms() {
         let name = match alarm {
             Alarm::NoSpace => "NOSPACE",
@@ -197,12 +207,18 @@ async fn unhealthy(host: &Host, query: &Query, serializable: bool) -> Option<Str
     if !serializable && !host.node.has_leader(GroupId::ROOT) {
         return Some("RAFT NO LEADER".to_owned());
     }
+    if !serializable && let Err(reason) = check_ranges(&host.node.unserved()) {
+        return Some(format!("RANGES NOT SERVED:{reason}"));
+    }
     let failed = can_read(host, serializable).await.err();
     failed.map(|reason| format!("RANGE ERROR:{reason}"))
 }
 
 /// Reads a key, any key.
 async fn can_read(host: &Host, serializable: bool) -> Result<(), String> {
+    if let Some(outcome) = read_outcome(&host.node.condition(), serializable) {
+        return outcome;
+    }
     let range = RangeRequest {
         key: (&b"a"[..]).into(),
         keys_only: true,
@@ -222,14 +238,19 @@ enum Check {
     SerializableRead,
     LinearizableRead,
     NonLearner,
+    Disk(Probe),
+    Ranges,
 }
 
-const LIVE: [Check; 1] = [Check::SerializableRead];
-const READY: [Check; 4] = [
+/// etcd's checks, then ours.
+const LIVE: [Check; 2] = [Check::SerializableRead, Check::Disk(Probe::Liveness)];
+const READY: [Check; 6] = [
     Check::DataCorruption,
     Check::SerializableRead,
     Check::LinearizableRead,
     Check::NonLearner,
+    Check::Disk(Probe::Readiness),
+    Check::Ranges,
 ];
 
 impl Check {
@@ -239,6 +260,8 @@ impl Check {
             Self::SerializableRead => "serializable_read",
             Self::LinearizableRead => "linearizable_read",
             Self::NonLearner => "non_learner",
+            Self::Disk(_) => "disk",
+            Self::Ranges => "ranges",
         }
     }
 
@@ -253,6 +276,8 @@ impl Check {
                 true => Err("not supported for learner".to_owned()),
                 false => Ok(()),
             },
+            Self::Disk(probe) => check_disk(probe, &host.node.condition()),
+            Self::Ranges => check_ranges(&host.node.unserved()),
         }
     }
 }

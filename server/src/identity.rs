@@ -60,8 +60,25 @@ pub enum IdentityError {
     #[error("{0}: {1}")]
     Unreadable(PathBuf, String),
     /// The disk said no.
-    #[error("{0}: {1}")]
-    Disk(PathBuf, io::Error),
+    #[error("can't {operation} {}: {error}", file.display())]
+    Disk {
+        /// What was tried.
+        operation: &'static str,
+        /// With which file or directory.
+        file: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// From the system's error to ours.
+fn disk(operation: &'static str, file: &Path) -> impl FnOnce(io::Error) -> IdentityError {
+    let file = file.to_owned();
+    move |error| IdentityError::Disk {
+        operation,
+        file,
+        error,
+    }
 }
 
 impl Identity {
@@ -94,7 +111,7 @@ impl Identity {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return check_empty(dir).map(|()| None);
             }
-            Err(error) => return Err(IdentityError::Disk(file, error)),
+            Err(error) => return Err(disk("read", &file)(error)),
         };
         let unreadable = |reason: String| IdentityError::Unreadable(file.clone(), reason);
         let identity: Self =
@@ -113,17 +130,18 @@ impl Identity {
     /// Makes it durable, before anything else is written to the directory.
     pub(crate) fn write(&self, dir: &Path) -> Result<(), IdentityError> {
         let (file, new) = (dir.join(FILE), dir.join(format!("{FILE}.new")));
-        let written = || -> io::Result<()> {
-            // As etcd does: nobody else has any business in it.
-            let mut made = fs::DirBuilder::new();
-            made.recursive(true).mode(0o700).create(dir)?;
-            let mut out = File::create(&new)?;
-            out.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
-            out.sync_all()?;
-            fs::rename(&new, &file)?;
-            File::open(dir)?.sync_all()
-        };
-        written().map_err(|error| IdentityError::Disk(file.clone(), error))
+        // As etcd does: nobody else has any business in it.
+        let mut made = fs::DirBuilder::new();
+        let made = made.recursive(true).mode(0o700).create(dir);
+        made.map_err(disk("create", dir))?;
+        let text = serde_json::to_string_pretty(self).expect("strings can be written");
+        let mut out = File::create(&new).map_err(disk("create", &new))?;
+        out.write_all(text.as_bytes())
+            .map_err(disk("write", &new))?;
+        out.sync_all().map_err(disk("sync", &new))?;
+        fs::rename(&new, &file).map_err(disk("rename", &new))?;
+        let synced = File::open(dir).and_then(|dir| dir.sync_all());
+        synced.map_err(disk("sync", dir))
     }
 
     pub(crate) fn cluster(&self) -> u64 {
@@ -160,10 +178,10 @@ pub(crate) fn check_empty(dir: &Path) -> Result<(), IdentityError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(IdentityError::Disk(dir.to_owned(), error)),
+        Err(error) => return Err(disk("list", dir)(error)),
     };
     for entry in entries {
-        let entry = entry.map_err(|error| IdentityError::Disk(dir.to_owned(), error))?;
+        let entry = entry.map_err(disk("list", dir))?;
         let name = entry.file_name();
         if name == "lost+found" || name.to_str() == Some(&format!("{FILE}.new")) {
             continue;

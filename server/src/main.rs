@@ -1,15 +1,15 @@
 //! `pontoon`: the server.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+mod fail_stop;
+
+use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Mutex;
 
 use pontoon_server::{
-    Config, LogFormat, LogOutput, Parsed, Server, Usage, describe, notify, parse, usage,
+    Config, EXIT_REFUSED, EXIT_STOPPED, EXIT_USAGE, Log, Parsed, Server, StartError, Usage,
+    describe, notify, parse, usage,
 };
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -19,25 +19,28 @@ fn main() -> ExitCode {
         Ok(Parsed::Run(config, said)) => (*config, said),
         Ok(Parsed::Help) => {
             say(&usage());
-            return ExitCode::SUCCESS;
+            return ExitCode::from(EXIT_STOPPED);
         }
         Ok(Parsed::Version) => {
             say(&describe());
-            return ExitCode::SUCCESS;
+            return ExitCode::from(EXIT_STOPPED);
         }
         Err(Usage::Unknown(flag)) => {
             eprintln!("flag provided but not defined: {flag}\n{}", usage());
-            return ExitCode::from(2);
+            return ExitCode::from(EXIT_USAGE);
         }
         Err(Usage::Wrong(reason)) => {
             eprintln!("pontoon: {reason}");
-            return ExitCode::FAILURE;
+            return ExitCode::from(EXIT_REFUSED);
         }
     };
-    if let Err(reason) = log(&config) {
-        eprintln!("pontoon: {reason}");
-        return ExitCode::FAILURE;
-    }
+    let log = match Log::start(&config) {
+        Ok(log) => log,
+        Err(reason) => {
+            eprintln!("pontoon: {reason}");
+            return ExitCode::from(EXIT_REFUSED);
+        }
+    };
     for line in said {
         tracing::warn!("{line}");
     }
@@ -54,10 +57,12 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("pontoon: no threads: {error}");
-            return ExitCode::FAILURE;
+            return ExitCode::from(EXIT_REFUSED);
         }
     };
-    runtime.block_on(run(config))
+    let code = runtime.block_on(run(config));
+    log.flush();
+    code
 }
 
 /// Has freed memory kept for a while before the system gets it back: under load
@@ -85,18 +90,25 @@ async fn run(config: Config) -> ExitCode {
     );
     let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
         eprintln!("pontoon: signals can't be heard");
-        return ExitCode::FAILURE;
+        return ExitCode::from(EXIT_REFUSED);
+    };
+    let watch = |watch| {
+        if let Err(error) = fail_stop::watch(watch) {
+            tracing::warn!(%error, "no thread to watch for failures");
+        }
     };
     let started = tokio::select! {
-        started = Server::start(config) => started,
-        _ = terminate.recv() => return ExitCode::SUCCESS,
-        _ = interrupt.recv() => return ExitCode::SUCCESS,
+        started = Server::start_watched(config, watch) => started,
+        _ = terminate.recv() => return ExitCode::from(EXIT_STOPPED),
+        _ = interrupt.recv() => return ExitCode::from(EXIT_STOPPED),
     };
     let server = match started {
         Ok(server) => server,
+        Err(StartError::Failed(fault)) => fail_stop::end(fault, || {}),
         Err(error) => {
             eprintln!("pontoon: {error}");
-            return ExitCode::FAILURE;
+            // At once: what was begun may hang with the disk.
+            std::process::exit(error.exit_code().into());
         }
     };
     say(&server.welcome());
@@ -110,61 +122,5 @@ async fn run(config: Config) -> ExitCode {
     }
     notify("STOPPING=1");
     server.stop().await;
-    ExitCode::SUCCESS
-}
-
-fn log(config: &Config) -> Result<(), String> {
-    let level = EnvFilter::new(format!("{},openraft=error", config.log_level));
-    let only_terminal = config.log_outputs == [LogOutput::Stderr] && io::stderr().is_terminal();
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(level)
-        .with_writer(Logs::open(&config.log_outputs)?)
-        .with_ansi(only_terminal);
-    match config.log_format {
-        LogFormat::Console => logs.init(),
-        LogFormat::Json => logs.json().init(),
-    }
-    Ok(())
-}
-
-/// Everything that logs go to.
-struct Logs(Vec<Output>);
-
-enum Output {
-    Stderr,
-    Stdout,
-    File(File),
-}
-
-impl Logs {
-    fn open(outputs: &[LogOutput]) -> Result<Mutex<Self>, String> {
-        let open = |output: &LogOutput| match output {
-            LogOutput::Stderr => Ok(Output::Stderr),
-            LogOutput::Stdout => Ok(Output::Stdout),
-            LogOutput::File(path) => {
-                let file = File::options().append(true).create(true).open(path);
-                let file = file.map_err(|error| format!("--log-outputs {path:?}: {error}"));
-                file.map(Output::File)
-            }
-        };
-        let outputs = outputs.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Mutex::new(Self(outputs)))
-    }
-}
-
-impl Write for Logs {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        for output in &mut self.0 {
-            match output {
-                Output::Stderr => io::stderr().write_all(line)?,
-                Output::Stdout => io::stdout().write_all(line)?,
-                Output::File(file) => file.write_all(line)?,
-            }
-        }
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    ExitCode::from(EXIT_STOPPED)
 }

@@ -24,6 +24,7 @@ use crate::calls::Rpc;
 use crate::failure::status;
 use crate::host::Host;
 use crate::metrics::Present;
+use crate::readiness::{Probe, check_disk, check_ranges};
 use crate::version::{API_VERSION, CLUSTER_MINOR, CLUSTER_VERSION};
 
 /// Between two looks whether a leadership has moved.
@@ -217,8 +218,17 @@ impl Host {
                 }
             })
             .collect();
+        let mut unserved = self.node.unserved();
         if !has_leader {
             errors.push(Error::NoLeader.text().to_owned());
+            // etcd's line says it of the root group already.
+            unserved.retain(|range| range.group != GroupId::ROOT);
+        }
+        if let Err(reason) = check_disk(Probe::Readiness, &self.node.condition()) {
+            errors.push(format!("disk: {reason}"));
+        }
+        if let Err(reason) = check_ranges(&unserved) {
+            errors.push(format!("ranges not served: {reason}"));
         }
         StatusResponse {
             header: self.header_now(),

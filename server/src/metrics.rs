@@ -16,7 +16,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use pontoon_api::CODE_NAMES;
 use pontoon_engine::{KeyRange, Range};
-use pontoon_raftgroup::{Alarm, GroupId, ReplicaStatus};
+use pontoon_raftgroup::{Alarm, Condition, GroupId, ReplicaStatus};
 use pontoon_wal::Histogram;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -376,7 +376,8 @@ impl Page {
         self.one("pontoon_groups_quiet", count(|replica| replica.quiet));
         let failed = count(|replica| replica.failure.is_some());
         self.one("pontoon_replicas_failed", failed);
-        self.one("pontoon_replicas_damaged", host.node.damaged().len());
+        self.one("pontoon_replicas_rebuilding", host.node.damaged().len());
+        self.one("pontoon_ranges_unserved", host.node.unserved().len());
         let snapshots: u64 = replicas.iter().map(|replica| replica.snapshots).sum();
         self.one("pontoon_snapshots_received_total", snapshots);
         let version = host.node.map().map_or(0, |map| map.version);
@@ -452,6 +453,8 @@ impl Page {
         self.seconds("pontoon_wal_queue_wait_seconds", wait, 0.0001, 16);
         let busy = log.busy.load(Relaxed) as f64 / 1e9;
         self.one("pontoon_wal_busy_seconds_total", busy);
+        let stalled = host.node.condition() == Condition::Stalled;
+        self.one("pontoon_disk_stalled", u64::from(stalled));
         self.one("pontoon_disk_drift_ratio", host.drift.ratio());
         let warnings = host.drift.warnings.load(Relaxed);
         self.one("pontoon_disk_drift_warnings_total", warnings);

@@ -37,7 +37,7 @@ pub enum OpenError {
     #[error("can't listen for other members at {0}: {1}; is another member running there?")]
     Listen(String, std::io::Error),
     /// The disk can't be used.
-    #[error("{0}: {1}")]
+    #[error("can't try out the disk in {0}: {1}")]
     Disk(PathBuf, std::io::Error),
     /// The profile of the disk can't be used.
     #[error("--disk-profile: {0}")]
@@ -157,6 +157,7 @@ fn settings(config: &Config, identity: &Identity, dir: PathBuf) -> pontoon_raftg
     settings.range_bytes_max = config.range_bytes_max.unwrap_or(settings.range_bytes_max);
     settings.range_writes_max = config.range_writes_max;
     settings.groups_max = config.ranges_max.unwrap_or(settings.groups_max);
+    settings.stall_max = config.disk_stall_max;
     if !config.corrupt_check.is_zero() {
         settings.compare_every = config.corrupt_check;
     }
@@ -342,6 +343,9 @@ mod tests {
         let checked = settings_of(|c| c.corrupt_check = Duration::from_secs(7));
         assert_eq!(checked.compare_every, Duration::from_secs(7));
         assert!(!defaults.compare_every.is_zero());
+        assert_eq!(defaults.stall_max, Duration::from_secs(60));
+        let patient = settings_of(|c| c.disk_stall_max = Duration::from_secs(7));
+        assert_eq!(patient.stall_max, Duration::from_secs(7));
         let apart = settings_of(|c| c.wal_dir = Some("y".into()));
         assert_eq!(apart.wal_dir, Some("y".into()));
     }

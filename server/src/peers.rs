@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -44,6 +44,8 @@ pub(crate) struct PeerCount {
     pub(crate) unsent: AtomicU64,
     /// Connections that were lost.
     pub(crate) lost: AtomicU64,
+    /// Whether there is one now.
+    pub(crate) connected: AtomicBool,
 }
 
 /// The same for all of them.
@@ -75,11 +77,14 @@ impl Inbox for Counting {
     }
 
     fn connected(&self, peer: NodeId) {
+        self.counts.of(peer).connected.store(true, Relaxed);
         self.inbox.connected(peer);
     }
 
     fn lost(&self, peer: NodeId) {
-        self.counts.of(peer).lost.fetch_add(1, Relaxed);
+        let count = self.counts.of(peer);
+        count.lost.fetch_add(1, Relaxed);
+        count.connected.store(false, Relaxed);
         self.inbox.lost(peer);
     }
 }

@@ -10,11 +10,14 @@ use bytes::Bytes;
 use pontoon_api::Error;
 use pontoon_api::pontoonpb::ranges_server::Ranges;
 use pontoon_api::pontoonpb::{
-    Key, ListRequest, ListResponse, Range, Replica, ReplicaState, SplitRequest, SplitResponse,
-    Splitting, TransferRequest, TransferResponse, WhyRequest, WhyResponse,
+    Key, ListRequest, ListResponse, MemberCondition, Range, Replica, ReplicaState, SplitRequest,
+    SplitResponse, Splitting, TransferRequest, TransferResponse, UnservedRange, WhyRequest,
+    WhyResponse,
 };
 use pontoon_engine::{KeyRange, Range as Read};
-use pontoon_raftgroup::{Alarm, Failure, GroupId, Look, NodeId, RangeMap, ReplicaStatus};
+use pontoon_raftgroup::{
+    Alarm, Condition, Failure, GroupId, Look, NodeId, RangeMap, ReplicaStatus, Unserved,
+};
 use tonic::{Request, Response, Status};
 
 use crate::calls::Rpc;
@@ -41,6 +44,7 @@ impl Ranges for RangesService {
                 header: host.header_now(),
                 map_version: map.version,
                 ranges: host.ranges(&map),
+                condition: Some(condition(&host.node.condition(), &host.node.unserved())),
             })
         };
         host.unary(Rpc::RangesList, request.metadata(), work).await
@@ -117,7 +121,7 @@ impl Host {
         Range {
             id: group.0,
             first_key: placed.map_or_else(Bytes::new, |placed| placed.start.clone()),
-            end_key: keys.upper().map_or_else(Bytes::new, Bytes::copy_from_slice),
+            end_key: upper(keys),
             replicas: replicas.collect(),
             here: match damage {
                 None => here,
@@ -253,6 +257,31 @@ impl Host {
     }
 }
 
+fn condition(condition: &Condition, unserved: &[Unserved]) -> MemberCondition {
+    let unserved = unserved.iter().map(|range| UnservedRange {
+        id: range.group.0,
+        first_key: match &range.keys.key[..] {
+            b"\0" => Bytes::new(),
+            _ => range.keys.key.clone(),
+        },
+        end_key: upper(&range.keys),
+        reason: range.reason.clone(),
+    });
+    MemberCondition {
+        disk_stalled: *condition == Condition::Stalled,
+        fault: match condition {
+            Condition::Failed(fault) => fault.to_string(),
+            Condition::Well | Condition::Stalled => String::new(),
+        },
+        unserved: unserved.collect(),
+    }
+}
+
+/// The first key behind the range; empty if there is none.
+fn upper(keys: &KeyRange) -> Bytes {
+    keys.upper().map_or_else(Bytes::new, Bytes::copy_from_slice)
+}
+
 fn state(here: &ReplicaStatus, look: &Look) -> ReplicaState {
     let failure = here.failure.as_ref();
     ReplicaState {
@@ -380,6 +409,8 @@ fn shown(key: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pontoon_raftgroup::Fault;
+
     use super::*;
 
     const ME: u64 = 1;
@@ -459,6 +490,28 @@ mod tests {
         };
         let split = told(|range| range.splitting = Some(splitting));
         assert!(split[0].contains("being split at \"a\\x00\""), "{split:?}");
+    }
+
+    #[test]
+    fn a_members_condition_is_told() {
+        let told = condition(&Condition::Well, &[]);
+        assert_eq!(told, MemberCondition::default());
+        assert!(condition(&Condition::Stalled, &[]).disk_stalled);
+        let unserved = Unserved {
+            group: GroupId(7),
+            keys: KeyRange::new(&b"a"[..], &b"m"[..]),
+            reason: "no leader".to_owned(),
+        };
+        let failed = Condition::Failed(Fault("wal/3.seg: write: EIO".to_owned()));
+        let told = condition(&failed, &[unserved]);
+        assert_eq!(told.fault, "wal/3.seg: write: EIO");
+        assert!(!told.disk_stalled);
+        let range = &told.unserved[0];
+        assert_eq!((range.id, &range.reason[..]), (7, "no leader"));
+        assert_eq!(
+            (&range.first_key[..], &range.end_key[..]),
+            (&b"a"[..], &b"m"[..])
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
-use pontoon_raftgroup::{GroupId, Node, NodeId};
+use pontoon_raftgroup::{Fault, GroupId, Node, NodeId};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -69,6 +69,31 @@ pub enum StartError {
          again, add a new member (etcdctl member add) and start it with an empty --data-dir"
     )]
     Removed,
+    /// It failed before it served.
+    #[error("{0}")]
+    Failed(Fault),
+}
+
+/// Waits for the failure of a member, from when it is opened.
+pub struct FailureWatch {
+    node: Node,
+    stopper: Stopper,
+    reception: Reception,
+}
+
+impl FailureWatch {
+    /// Returns when the member has failed: the process should exit. Needs no
+    /// runtime but the caller's.
+    pub async fn failed(&self) -> Fault {
+        self.node.failed().await
+    }
+
+    /// Gives the order to stop and waits for nothing: connections are ended,
+    /// watchers of the health service are told, other members are not answered.
+    pub fn stop_serving(&self) {
+        self.stopper.stop();
+        self.reception.close();
+    }
 }
 
 /// A server that serves.
@@ -86,17 +111,31 @@ pub struct Server {
 impl Server {
     /// Starts one; returns when it serves.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_watched(config, drop).await
+    }
+
+    /// The same. `opened` is called once, when the member can fail but may still
+    /// be far from serving.
+    pub async fn start_watched(
+        config: Config,
+        opened: impl FnOnce(FailureWatch),
+    ) -> Result<Self, StartError> {
         config.check()?;
         let urls = config.urls()?;
         let listen_all = |urls: &[Url]| listen_all(urls, config.reuse_port);
         let listeners = listen_all(&urls.listen_client)?;
         let http_listeners = listen_all(&urls.listen_http)?;
         let metrics_listeners = listen_all(&urls.listen_metrics)?;
-        let mut opened = open(&config, &urls).await?;
-        let card = std::mem::take(&mut opened.card);
-        let reception = opened.reception.clone();
+        let mut member = open(&config, &urls).await?;
+        let card = std::mem::take(&mut member.card);
+        let reception = member.reception.clone();
         let (stopper, stop) = stop::channel();
-        let host = host(&config, opened, stop.clone());
+        opened(FailureWatch {
+            node: member.node.clone(),
+            stopper: stopper.clone(),
+            reception: reception.clone(),
+        });
+        let host = host(&config, member, stop.clone());
         let dir = config.dir();
         tokio::select! {
             () = publish(&host, &card) => {}
@@ -104,6 +143,10 @@ impl Server {
                 reception.close();
                 host.node.clone().close().await;
                 return Err(StartError::Removed);
+            }
+            fault = host.node.failed() => {
+                reception.close();
+                return Err(StartError::Failed(fault));
             }
             never = explain(&host, &dir) => match never {},
         }
@@ -200,20 +243,8 @@ impl Server {
             task.abort();
         }
         self.reception.close();
-        let node = self.host.node.clone();
-        match has_heirs(&self.host) {
-            true => node.leave(LEAVE_WITHIN).await,
-            false => node.close().await,
-        }
+        self.host.node.clone().leave(LEAVE_WITHIN).await;
     }
-}
-
-/// Whether somebody is there who could take over.
-fn has_heirs(host: &Host) -> bool {
-    let members = host.node.members();
-    members
-        .into_iter()
-        .any(|(id, member)| id != host.member_id && !member.learner && host.node.is_alive(id))
 }
 
 fn listen_all(urls: &[Url], reuse_port: bool) -> Result<Vec<TcpListener>, StartError> {

@@ -1,10 +1,12 @@
 //! The order to stop, for whoever waits for something.
 
+use std::sync::Arc;
+
 use tokio::sync::watch;
 
 /// Gives the order.
-#[derive(Debug)]
-pub(crate) struct Stopper(watch::Sender<bool>);
+#[derive(Clone, Debug)]
+pub(crate) struct Stopper(Arc<watch::Sender<bool>>);
 
 /// Hears it.
 #[derive(Clone, Debug)]
@@ -12,7 +14,7 @@ pub(crate) struct Stop(watch::Receiver<bool>);
 
 pub(crate) fn channel() -> (Stopper, Stop) {
     let (sender, receiver) = watch::channel(false);
-    (Stopper(sender), Stop(receiver))
+    (Stopper(Arc::new(sender)), Stop(receiver))
 }
 
 impl Stopper {
@@ -22,6 +24,11 @@ impl Stopper {
 }
 
 impl Stop {
+    /// Whether the order was given.
+    pub(crate) fn is_ordered(&self) -> bool {
+        *self.0.borrow() || self.0.has_changed().is_err()
+    }
+
     /// Returns when the order was given.
     pub(crate) async fn ordered(&self) {
         // Gone without an order: that is one too.

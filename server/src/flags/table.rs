@@ -583,6 +583,11 @@ pub const FLAGS: &[Flag] = &[
         |c, v| some(&mut c.disk_profile, v),
         "file of `pontoonctl disk qualify --profile`: sets the log for the disk, and a slower disk is warned of",
     ),
+    times(
+        "disk-stall-timeout",
+        |c, v| time(&mut c.disk_stall_max, v),
+        "the process exits with code 74 when the disk has made nothing durable for this long; 60s unless set",
+    ),
     sets(
         "max-connections",
         |c, v| parsed(&mut c.connections_max, v),

@@ -259,8 +259,12 @@ pub const METRICS: &[Metric] = &[
     gauge("pontoon_groups_quiet", "in which nothing happens"),
     gauge("pontoon_replicas_failed", "replicas that have stopped"),
     gauge(
-        "pontoon_replicas_damaged",
-        "replicas that are being rebuilt",
+        "pontoon_replicas_rebuilding",
+        "damaged replicas that are being rebuilt",
+    ),
+    gauge(
+        "pontoon_ranges_unserved",
+        "ranges placed on this member that have no leader, are not open here or are not caught up",
     ),
     counter(
         "pontoon_snapshots_received_total",
@@ -343,6 +347,10 @@ pub const METRICS: &[Metric] = &[
     counter(
         "pontoon_wal_busy_seconds_total",
         "time in which a commit was under way",
+    ),
+    gauge(
+        "pontoon_disk_stalled",
+        "whether nothing becomes durable although something waits for it",
     ),
     gauge(
         "pontoon_disk_drift_ratio",

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pontoon_server::{FLAGS, Flag, GATES, Meaning};
+use pontoon_server::{EXIT_CODES, FLAGS, Flag, GATES, Meaning};
 
 fn operations() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
@@ -71,4 +71,10 @@ fn every_feature_gate_is_documented() {
     });
     let expected: Vec<_> = rows.collect();
     same(&table(&operations(), "### Feature gates"), &expected);
+}
+
+#[test]
+fn every_exit_code_is_documented() {
+    let rows = EXIT_CODES.map(|(code, meaning)| format!("| {code} | {meaning} |"));
+    same(&table(&operations(), "### Exit codes"), &rows);
 }

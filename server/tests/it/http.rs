@@ -5,10 +5,11 @@ use pontoon_api::etcdserverpb::{AlarmRequest, AlarmType, StatusRequest};
 use pontoon_api::health::HealthCheckRequest;
 use pontoon_api::health::health_check_response::ServingStatus;
 use pontoon_api::health::health_client::HealthClient;
+use pontoon_api::pontoonpb::ListRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::running::{Running, one};
+use crate::running::{Running, one, soon, three, until};
 
 pub(crate) async fn ask(server: &Running, method: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(server.server.clients()[0])
@@ -37,7 +38,7 @@ async fn health_and_version() {
     assert_eq!(get("/livez").await, (200, "ok\n".to_owned()));
     assert_eq!(
         get("/livez?verbose").await,
-        (200, "[+]serializable_read ok\nok\n".to_owned())
+        (200, "[+]serializable_read ok\n[+]disk ok\nok\n".to_owned())
     );
     assert_eq!(get("/readyz").await, (200, "ok\n".to_owned()));
     assert_eq!(
@@ -45,6 +46,23 @@ async fn health_and_version() {
         (200, "ok\n".to_owned())
     );
     assert_eq!(get("/readyz/nothing").await.0, 404);
+    let (status, checks) = get("/readyz?verbose").await;
+    let checks: Vec<_> = checks.lines().collect();
+    let expected = [
+        "[+]data_corruption ok",
+        "[+]serializable_read ok",
+        "[+]linearizable_read ok",
+        "[+]non_learner ok",
+        "[+]disk ok",
+        "[+]ranges ok",
+        "ok",
+    ];
+    assert_eq!((status, &checks[..]), (200, &expected[..]));
+    let (_, checks) = get("/readyz?verbose&exclude=ranges").await;
+    assert!(!checks.contains("ranges"), "{checks}");
+    assert_eq!(get("/readyz/ranges").await.0, 200);
+    // It waits for a quorum, for which nobody is restarted.
+    assert_eq!(get("/livez/ranges").await.0, 404);
     assert_eq!(get("/elsewhere").await.0, 404);
 
     let mut maintenance = server.maintenance();
@@ -126,4 +144,62 @@ async fn grpc_health_is_served() {
     assert_eq!(answer.status(), ServingStatus::Serving);
     let unknown = health.check(check("x")).await.unwrap_err();
     assert_eq!(unknown.code(), tonic::Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grpc_health_watchers_are_told_of_a_stop() {
+    let (server, _dir) = one().await;
+    let mut health = HealthClient::new(server.channel.clone());
+    let check = |service: &str| HealthCheckRequest {
+        service: service.to_owned(),
+    };
+    let mut unknown = health.watch(check("x")).await.unwrap().into_inner();
+    let first = soon(unknown.message()).await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::ServiceUnknown);
+    let mut watch = health.watch(check("")).await.unwrap().into_inner();
+    let first = soon(watch.message()).await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::Serving);
+    let (second, ()) = soon(async { tokio::join!(watch.message(), server.server.stop()) }).await;
+    assert_eq!(second.unwrap().unwrap().status(), ServingStatus::NotServing);
+}
+
+/// Without a quorum a member isn't ready, but nobody should restart it.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranges_without_a_leader_end_readiness_and_not_liveness() {
+    let (mut servers, _dir) = three(&["g", "n"]).await;
+    for server in &servers {
+        until(|| async { ask(server, "GET", "/readyz").await.0 == 200 }).await;
+    }
+    for server in servers.drain(1..) {
+        server.server.stop().await;
+    }
+    let last = &servers[0];
+    let get = |path: &'static str| ask(last, "GET", path);
+    // Only when its leader is suspected.
+    until(|| async { get("/readyz/ranges").await.0 == 503 }).await;
+    let (_, reason) = get("/readyz/ranges").await;
+    assert!(reason.starts_with("[-]ranges failed: range "), "{reason}");
+    let (status, reason) = get("/health").await;
+    assert_eq!(status, 503, "{reason}");
+    for path in ["/livez", "/health?serializable=true"] {
+        let (status, reason) = get(path).await;
+        assert_eq!(status, 200, "{path}: {reason}");
+    }
+    let (_, page) = get("/metrics").await;
+    let unserved = page
+        .lines()
+        .find_map(|line| line.strip_prefix("pontoon_ranges_unserved "));
+    let unserved: u64 = unserved.unwrap().parse().unwrap();
+    assert!((1..=3).contains(&unserved), "{unserved}");
+    let mut status = last.maintenance().status(StatusRequest {}).await.unwrap();
+    let errors = std::mem::take(&mut status.get_mut().errors);
+    // The root group's missing leader has etcd's own line.
+    let told = errors
+        .iter()
+        .any(|error| error == "etcdserver: no leader" || error.starts_with("ranges not served: "));
+    assert!(told, "{errors:?}");
+    let list = last.ranges().list(ListRequest {}).await.unwrap();
+    let condition = list.into_inner().condition.unwrap();
+    assert!(!condition.disk_stalled && condition.fault.is_empty());
+    assert!(!condition.unserved.is_empty());
 }

@@ -1,10 +1,16 @@
 //! The program itself: its flags, variables, words and signals.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use pontoon_api::etcdserverpb::kv_client::KvClient;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::pty;
+use tonic::transport::Endpoint;
 
 use crate::running::{SOON, free_ports};
 
@@ -29,20 +35,31 @@ impl Drop for Ending {
 }
 
 impl Ending {
-    fn stop(mut self) -> bool {
+    fn terminate(&self) {
         let id = self.0.id().to_string();
         let told = Command::new("kill").args(["-TERM", &id]).status().unwrap();
         assert!(told.success());
+    }
+
+    fn stop(self) -> bool {
+        self.terminate();
+        self.exit_code() == Some(0)
+    }
+
+    fn exit_code(mut self) -> Option<i32> {
         let since = Instant::now();
-        while since.elapsed() < SOON {
+        while since.elapsed() < STOPPED_WITHIN {
             if let Some(status) = self.0.try_wait().unwrap() {
-                return status.success();
+                return status.code();
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         panic!("it doesn't stop");
     }
 }
+
+/// Longer than any wait of a stop.
+const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
 #[test]
 fn it_says_what_it_is() {
@@ -151,11 +168,212 @@ fn put(port: u16) {
         .build();
     runtime.unwrap().block_on(async {
         let at = format!("http://127.0.0.1:{port}");
-        let channel = tonic::transport::Endpoint::from_shared(at)
-            .unwrap()
-            .connect()
-            .await;
-        let mut client = pontoon_api::etcdserverpb::kv_client::KvClient::new(channel.unwrap());
+        let channel = Endpoint::from_shared(at).unwrap().connect().await;
+        let mut client = KvClient::new(channel.unwrap());
         client.put(crate::running::put("k", "v")).await.unwrap();
     });
+}
+
+/// The program with a limit of file sizes (in blocks of 512 bytes): a write
+/// beyond it fails as on a broken disk, also for root.
+fn limited(dir: &Path, blocks: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
+    command.args(["-c", script, blocks, env!("CARGO_BIN_EXE_pontoon")]);
+    command.args(arguments);
+    command.current_dir(dir).env_clear().stdin(Stdio::null());
+    command
+}
+
+/// Where one server that is alone listens.
+fn alone() -> (u16, [String; 5]) {
+    let ports = free_ports(2);
+    let (client, peer) = (ports[0], ports[1]);
+    let arguments = [
+        "--data-dir=data".to_owned(),
+        format!("--listen-client-urls=http://127.0.0.1:{client}"),
+        format!("--advertise-client-urls=http://127.0.0.1:{client}"),
+        format!("--listen-peer-urls=http://127.0.0.1:{peer}"),
+        format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
+    ];
+    (client, arguments)
+}
+
+#[test]
+fn a_start_on_a_failing_disk_has_its_own_exit_code() {
+    let (_, arguments) = alone();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    // The identity can't be written, or the log.
+    for (blocks, words) in [
+        ("0", "can't write data/pontoon.json"),
+        ("1024", "data/wal/"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let ended = limited(dir.path(), blocks, &arguments).output().unwrap();
+        let text = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(74), "{text}");
+        let last = text.lines().last().unwrap();
+        assert!(last.starts_with("pontoon: "), "{text}");
+        assert!(
+            last.contains(words) && last.contains("(os error 27)"),
+            "{text}"
+        );
+    }
+    // A place that is none is a mistake.
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("data"), "").unwrap();
+    let ended = run(dir.path(), &arguments);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+}
+
+/// A running server whose disk fails: one ERROR, the exit code, and its port is
+/// closed.
+#[test]
+fn a_disk_that_fails_ends_the_process() {
+    let (client, arguments) = alone();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let notify = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    notify.set_read_timeout(Some(SOON)).unwrap();
+    let mut command = limited(dir.path(), "unlimited", &arguments);
+    command.env("NOTIFY_SOCKET", dir.path().join("notify"));
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut log = child.stderr.take().unwrap();
+    let child = Ending(child);
+    let told = || {
+        let mut told = [0; 1024];
+        let bytes = notify.recv(&mut told).unwrap();
+        String::from_utf8(told[..bytes].to_vec()).unwrap()
+    };
+    assert_eq!(told(), "READY=1");
+    put(client);
+    let pid = Pid::from_raw(child.0.id().try_into().unwrap());
+    let nothing = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    prlimit(pid, Resource::Fsize, nothing).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(async {
+        let at = format!("http://127.0.0.1:{client}");
+        let channel = Endpoint::from_shared(at).unwrap().connect_lazy();
+        let mut client = KvClient::new(channel);
+        let put = client.put(crate::running::put("k", "v2"));
+        assert!(crate::running::soon(put).await.is_err());
+    });
+    let told = told();
+    assert!(told.starts_with("STOPPING=1\nSTATUS=failed: "), "{told}");
+    assert_eq!(child.exit_code(), Some(74));
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    let errors: Vec<_> = text.lines().filter(|line| line.contains("ERROR")).collect();
+    assert_eq!(errors.len(), 1, "{text}");
+    assert!(errors[0].contains("(os error 27)"), "{text}");
+    assert!(std::net::TcpStream::connect(("127.0.0.1", client)).is_err());
+}
+
+/// A cluster under load: its members stop one after the other.
+#[test]
+fn a_stop_logs_no_error_and_the_last_member_does_not_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let ports = free_ports(6);
+    let (clients, peers) = ports.split_at(3);
+    let cluster: Vec<_> = (0..3)
+        .map(|at| format!("m{at}=http://127.0.0.1:{}", peers[at]))
+        .collect();
+    let start = |at: usize| {
+        let (client, peer) = (clients[at], peers[at]);
+        let child = pontoon(dir.path())
+            .args([
+                format!("--name=m{at}"),
+                format!("--data-dir=data{at}"),
+                format!("--listen-client-urls=http://127.0.0.1:{client}"),
+                format!("--advertise-client-urls=http://127.0.0.1:{client}"),
+                format!("--listen-peer-urls=http://127.0.0.1:{peer}"),
+                format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
+                format!("--initial-cluster={}", cluster.join(",")),
+                "--initial-splits=d,h,m,r".to_owned(),
+                format!("--log-outputs=log{at}"),
+            ])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Ending(child.unwrap())
+    };
+    let members: Vec<_> = (0..3).map(start).collect();
+    let log =
+        |at: usize| fs::read_to_string(dir.path().join(format!("log{at}"))).unwrap_or_default();
+    let since = Instant::now();
+    while !(0..3).all(|at| log(at).contains("ready to serve")) {
+        assert!(
+            since.elapsed() < STOPPED_WITHIN,
+            "they don't find each other"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    for port in clients {
+        for key in ["a", "e", "i", "n", "s"] {
+            let at = format!("http://127.0.0.1:{port}");
+            runtime.spawn(async move {
+                let channel = Endpoint::from_shared(at).unwrap().connect_lazy();
+                let mut client = KvClient::new(channel);
+                loop {
+                    if client.put(crate::running::put(key, "v")).await.is_err() {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                }
+            });
+        }
+    }
+    for (at, member) in members.into_iter().enumerate() {
+        assert!(member.stop(), "{}", log(at));
+    }
+    for at in 0..3 {
+        let log = log(at);
+        assert!(!log.contains("ERROR"), "m{at}: {log}");
+        assert!(log.contains("told to stop"), "m{at}: {log}");
+    }
+    let last = log(2);
+    assert!(!last.contains("not handed over in time"), "{last}");
+}
+
+/// On a terminal the log has neither colours nor complaints about them.
+#[test]
+fn the_log_on_a_terminal_is_plain() {
+    let master = pty::openpt(pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY).unwrap();
+    pty::grantpt(&master).unwrap();
+    pty::unlockpt(&master).unwrap();
+    let name = pty::ptsname(&master, Vec::new()).unwrap();
+    let terminal = File::options()
+        .read(true)
+        .write(true)
+        .open(name.to_str().unwrap())
+        .unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    // It warns of the first, and stops at the second.
+    let status = pontoon(dir.path())
+        .args(["--logger=zap", "--initial-cluster=other=http://127.0.0.1:1"])
+        .args(["--listen-client-urls=http://127.0.0.1:0"])
+        .args(["--advertise-client-urls=http://127.0.0.1:1"])
+        .stderr(terminal)
+        .stdout(Stdio::null())
+        .status();
+    assert_eq!(status.unwrap().code(), Some(1));
+    // Reading ends with an error when nobody has the terminal any more.
+    let mut said = Vec::new();
+    let _ = File::from(master).read_to_end(&mut said);
+    let said = String::from_utf8(said).unwrap();
+    assert!(
+        said.contains("WARN") && said.contains("--logger has no effect"),
+        "{said}"
+    );
+    assert!(!said.contains("ansi") && !said.contains('\x1b'), "{said}");
 }
