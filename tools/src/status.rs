@@ -7,13 +7,13 @@ use std::io::{self, Write};
 
 use clap::Args;
 use futures_util::future::join_all;
-use pontoon_api::pontoonpb::ListRequest;
+use pontoon_api::pontoonpb::{ListRequest, UnservedRange};
 use serde::Serialize;
 
 use crate::client::{AskError, Endpoints, Peer, answer};
 use crate::members::{Seat, seats};
 use crate::metrics::Page;
-use crate::output::{Side, columns, print, size};
+use crate::output::{Side, columns, print, shown, size};
 
 #[derive(Args)]
 pub(crate) struct Status {
@@ -49,6 +49,35 @@ struct Told {
     io: Option<String>,
     /// Alarms, and that there is no leader.
     errors: Vec<String>,
+    /// Nothing becomes durable there.
+    disk_stalled: bool,
+    /// Why it has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault: Option<String>,
+    /// Ranges placed on it that it does not serve.
+    unserved: Vec<Unserved>,
+}
+
+#[derive(Serialize)]
+struct Unserved {
+    range: u64,
+    /// Absent: from the first key on.
+    first_key: Option<String>,
+    /// Absent: to the last.
+    end_key: Option<String>,
+    reason: String,
+}
+
+impl From<UnservedRange> for Unserved {
+    fn from(range: UnservedRange) -> Self {
+        let key = |key: &[u8]| (!key.is_empty()).then(|| shown(key));
+        Self {
+            range: range.id,
+            first_key: key(&range.first_key),
+            end_key: key(&range.end_key),
+            reason: range.reason,
+        }
+    }
 }
 
 pub(crate) async fn run(endpoints: &Endpoints, status: Status) -> Result<(), AskError> {
@@ -85,7 +114,11 @@ async fn told(peer: &Peer) -> Told {
     let ranges = answer(client.list(ListRequest {}));
     let (ranges, page) = tokio::join!(ranges, Page::of(&peer.at));
     // (A real etcd has no ranges to tell of.)
-    let ranges = ranges.ok().map(|list| list.ranges);
+    let (ranges, condition) = ranges
+        .ok()
+        .map(|list| (list.ranges, list.condition.unwrap_or_default()))
+        .unzip();
+    let condition = condition.unwrap_or_default();
     let led = ranges.as_ref().map(|ranges| {
         let leads = ranges.iter().filter_map(|range| range.here.as_ref());
         leads.filter(|here| here.leads).count()
@@ -107,6 +140,9 @@ async fn told(peer: &Peer) -> Told {
         ranges: ranges.map(|ranges| ranges.len()),
         io: label("pontoon_io_backend_info", "backend"),
         errors: status.errors.clone(),
+        disk_stalled: condition.disk_stalled,
+        fault: Some(condition.fault).filter(|fault| !fault.is_empty()),
+        unserved: condition.unserved.into_iter().map(Unserved::from).collect(),
     }
 }
 
@@ -163,6 +199,11 @@ fn table(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
         ]
     });
     columns(out, names, cells)?;
+    for row in rows {
+        if let Some(told) = &row.told {
+            troubles(out, &row.name, told)?;
+        }
+    }
     // It is the same everywhere, as a rule, and long.
     let mut io: Vec<_> = rows
         .iter()
@@ -174,4 +215,93 @@ fn table(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
         writeln!(out, "io of {}: {}", names.join(", "), group[0].0)?;
     }
     Ok(())
+}
+
+/// A line for each thing that keeps a member from serving.
+fn troubles(out: &mut dyn Write, name: &str, told: &Told) -> io::Result<()> {
+    if let Some(fault) = &told.fault {
+        writeln!(out, "{name} has failed: {fault}")?;
+    }
+    if told.disk_stalled {
+        writeln!(out, "{name}: its disk is stalled, it leads nothing")?;
+    }
+    for range in &told.unserved {
+        writeln!(
+            out,
+            "{name} doesn't serve range {}, from {} to {}: {}",
+            range.range,
+            range.first_key.as_deref().unwrap_or("(first)"),
+            range.end_key.as_deref().unwrap_or("(last)"),
+            range.reason,
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told() -> Told {
+        Told {
+            endpoint: "127.0.0.1:2379".to_owned(),
+            version: None,
+            etcd_version: "3.6.0".to_owned(),
+            leads_root: false,
+            learner: false,
+            file_bytes: 0,
+            used_bytes: 0,
+            revision: 1,
+            ranges_led: None,
+            ranges: None,
+            io: None,
+            errors: Vec::new(),
+            disk_stalled: false,
+            fault: None,
+            unserved: Vec::new(),
+        }
+    }
+
+    fn lines(change: impl FnOnce(&mut Told)) -> Vec<String> {
+        let mut told = told();
+        change(&mut told);
+        let row = Row {
+            id: "7".to_owned(),
+            name: "m1".to_owned(),
+            told: Some(told),
+            not_reached: None,
+        };
+        let mut out = Vec::new();
+        table(&mut out, &[row]).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        // Below the head and the member's row.
+        text.lines().skip(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn troubles_are_below_the_table() {
+        assert!(lines(|_| {}).is_empty());
+        assert_eq!(
+            lines(|told| told.disk_stalled = true),
+            ["m1: its disk is stalled, it leads nothing"]
+        );
+        assert_eq!(
+            lines(|told| told.fault = Some("wal/3.seg: write: EIO".to_owned())),
+            ["m1 has failed: wal/3.seg: write: EIO"]
+        );
+        let unserved = UnservedRange {
+            id: 3,
+            first_key: "a\n".into(),
+            end_key: "".into(),
+            reason: "no leader".to_owned(),
+        };
+        let lines = lines(|told| told.unserved.push(unserved.into()));
+        assert_eq!(lines.len(), 1);
+        assert!(
+            lines[0].starts_with("m1 doesn't serve range 3, from ")
+                && lines[0].ends_with(" to (last): no leader")
+                && lines[0].contains("\\n"),
+            "{lines:?}"
+        );
+    }
 }
