@@ -103,23 +103,28 @@ func freeURL() (string, error) {
 	return "", errors.New("no port is free")
 }
 
-// StartMember starts one, of a new or an existing cluster.
-func (c *Cluster) StartMember(m *Member, state string) error {
+// Arguments start a member with others in a new or an existing cluster.
+func Arguments(m *Member, members []*Member, dataDir, state string) []string {
 	var initial []string
-	for _, other := range c.Members {
+	for _, other := range members {
 		initial = append(initial, other.Name+"="+other.PeerURL)
 	}
-	arguments := append([]string{
+	return []string{
 		"--name=" + m.Name,
-		"--data-dir=" + filepath.Join(c.dir, m.Name),
+		"--data-dir=" + dataDir,
 		"--listen-client-urls=" + m.ClientURL,
 		"--advertise-client-urls=" + m.ClientURL,
 		"--listen-peer-urls=" + m.PeerURL,
 		"--initial-advertise-peer-urls=" + m.PeerURL,
 		"--initial-cluster=" + strings.Join(initial, ","),
 		"--initial-cluster-state=" + state,
-		"--log-level=warn",
-	}, c.flags...)
+	}
+}
+
+// StartMember starts one, of a new or an existing cluster.
+func (c *Cluster) StartMember(m *Member, state string) error {
+	arguments := Arguments(m, c.Members, filepath.Join(c.dir, m.Name), state)
+	arguments = append(append(arguments, "--log-level=warn"), c.flags...)
 	log, err := os.OpenFile(c.logPath(m), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

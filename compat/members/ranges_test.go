@@ -8,77 +8,23 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	"pontoon/compat/clusters"
 )
 
-// fields are those of a message whose type is not known here: numbers, and
-// bytes as they are.
-type fields map[protowire.Number][]any
-
-func parse(t *testing.T, message []byte) fields {
-	t.Helper()
-	found := fields{}
-	for len(message) > 0 {
-		number, kind, tag := protowire.ConsumeTag(message)
-		length := protowire.ConsumeFieldValue(number, kind, message[max(0, tag):])
-		if tag < 0 || length < 0 {
-			t.Fatalf("no message: %x", message)
-		}
-		value := message[tag : tag+length]
-		switch kind {
-		case protowire.VarintType:
-			n, _ := protowire.ConsumeVarint(value)
-			found[number] = append(found[number], n)
-		case protowire.BytesType:
-			bytes, _ := protowire.ConsumeBytes(value)
-			found[number] = append(found[number], bytes)
-		}
-		message = message[tag+length:]
-	}
-	return found
-}
-
-// messages are those in a field.
-func (f fields) messages(t *testing.T, number protowire.Number) (all []fields) {
-	for _, value := range f[number] {
-		all = append(all, parse(t, value.([]byte)))
-	}
-	return all
-}
-
-func (f fields) number(number protowire.Number) uint64 {
-	if len(f[number]) == 0 {
-		return 0
-	}
-	return f[number][0].(uint64)
-}
-
 // counted are the members that each group counts whose leader is among those
-// that are asked. (The numbers are those of api/proto/pontoonpb.proto.)
+// that are asked.
 func counted(t *testing.T, members []*clusters.Member) map[uint64][]uint64 {
 	t.Helper()
 	counted := map[uint64][]uint64{}
 	for _, m := range members {
-		var list emptypb.Empty
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		fine(t, m.Conn.Invoke(ctx, "/pontoonpb.Ranges/List", &emptypb.Empty{}, &list))
+		ranges, err := clusters.Ranges(ctx, m.Conn)
+		fine(t, err)
 		cancel()
-		for _, group := range parse(t, list.ProtoReflect().GetUnknown()).messages(t, 3) {
-			for _, here := range group.messages(t, 5) {
-				if here.number(3) == 0 {
-					continue
-				}
-				ids := []uint64{}
-				for _, packed := range here[17] {
-					for left := packed.([]byte); len(left) > 0; {
-						id, length := protowire.ConsumeVarint(left)
-						ids, left = append(ids, id), left[length:]
-					}
-				}
-				counted[group.number(1)] = ids
+		for _, group := range ranges {
+			if group.Leads {
+				counted[group.ID] = group.Counted
 			}
 		}
 	}
