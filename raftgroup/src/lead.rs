@@ -820,7 +820,7 @@ impl<'a> Lead<'a> {
     fn end(&mut self, leader: Option<NodeId>) {
         let leader = leader.filter(|leader| *leader != self.node.me);
         let asked = std::mem::take(&mut self.asked);
-        let (waiting, undecided) = self.latches.end();
+        let (waiting, latches) = self.latches.end();
         let jobs = asked
             .into_iter()
             .flat_map(|batch| batch.items)
@@ -835,8 +835,8 @@ impl<'a> Lead<'a> {
         {
             job.finish(Err(Declined::NotLeader(leader)));
         }
-        for job in undecided {
-            job.finish(Err(Declined::Unknown));
+        for latch in latches {
+            self.end_latch(latch, Declined::NotLeader(leader));
         }
         self.end_txns();
         let unanswered = std::mem::take(&mut self.unanswered);

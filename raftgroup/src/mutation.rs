@@ -29,6 +29,8 @@ mutations! {
         "A node whose log or tree failed on disk isn't ended.";
     StalledDiskLeads, "stalled-disk-leads",
         "A node whose disk hangs goes on leading.";
+    StalledDiskTicks, "stalled-disk-ticks",
+        "Ticks gather in front of a core that waits for a disk that hangs.";
     QuietGroupSleepsOn, "quiet-group-sleeps-on",
         "Nobody wakes a quiet group whose leader leads it no more.";
     UnreadableRecordIsNone, "unreadable-record-is-none",
@@ -37,6 +39,8 @@ mutations! {
         "A quorum round counts for a term in which it wasn't asked for.";
     ChildOpenedByMap, "child-opened-by-map",
         "The range map has a child opened while the split makes it.";
+    LostGrantIsUntold, "lost-grant-is-untold",
+        "Nobody is told that a transaction's grant was lost with its session.";
     SplitWaitsForOwnCopy, "split-waits-for-own-copy",
         "A split waits for the leader's own copy instead of a quorum of copies.";
     DamageIsNotRebuilt, "damage-is-not-rebuilt",

@@ -707,6 +707,8 @@ pub struct ReplicaStatus {
     pub leader: Option<NodeId>,
     /// Whether it leads and has taken up work.
     pub leads: bool,
+    /// The last entry of its log, durable or not.
+    pub last: LogIndex,
     /// The last entry that it knows to be committed.
     pub committed: LogIndex,
     /// The last entry that it has applied.
@@ -738,6 +740,7 @@ impl Replica {
             term: leadership.term,
             leader: leadership.leader,
             leads: leadership.ready,
+            last: counts.last,
             committed: counts.committed.max(counts.applied),
             applied: counts.applied,
             file_bytes,

@@ -285,7 +285,10 @@ impl Group {
         )?;
         begin::check(&config.begin, &log, &replica)?;
         replica.opened()?;
-        let probe = Arc::new(Probe::new(config.timing.election_max));
+        let probe = Arc::new(Probe::new(
+            config.timing.election_max,
+            Arc::clone(&config.health),
+        ));
         let links = Links {
             peers,
             group: config.group,
@@ -319,6 +322,7 @@ impl Group {
             node: config.node,
             raft: raft.clone(),
             replica: Arc::clone(&replica),
+            probe: Arc::clone(&probe),
             health: config.health,
             closing: Arc::clone(&closing),
         };
@@ -460,7 +464,7 @@ impl Group {
     pub(crate) fn set_quiet(self: &Arc<Self>, quiet: bool) {
         if quiet {
             self.probe.quiet.send_replace(true);
-            self.raft.runtime_config().tick(false);
+            set_ticks(&self.raft, &self.probe);
         } else if self.is_quiet() {
             match self.leads() {
                 true => {
@@ -585,7 +589,12 @@ impl Group {
 /// Gives a replica its timers back.
 fn wake(raft: &Raft, probe: &Probe) {
     probe.woken();
-    raft.runtime_config().tick(true);
+    set_ticks(raft, probe);
+}
+
+/// Turns openraft's ticks on or off, after what they depend on has changed.
+fn set_ticks(raft: &Raft, probe: &Probe) {
+    raft.runtime_config().tick(probe.wants_ticks());
 }
 
 /// Gives a group its first members. Every one of them is asked to do the same;

@@ -166,6 +166,13 @@ impl Latches {
                 .any(|(arrival, touches, _)| *arrival < latch.arrival && latch.overlaps(touches))
     }
 
+    /// Those that a grant may be on its way for.
+    pub(super) fn evaluated(&self) -> Vec<TxnId> {
+        let list = self.list.iter();
+        let evaluated = list.filter(|latch| matches!(latch.state, State::Evaluated { .. }));
+        evaluated.map(|latch| latch.txn).collect()
+    }
+
     pub(super) fn remove(&mut self, txn: TxnId) -> Option<Latch> {
         let at = self.list.iter().position(|latch| latch.txn == txn)?;
         Some(self.list.remove(at))
@@ -197,18 +204,10 @@ impl Latches {
         before.map(|latch| latch.txn).collect()
     }
 
-    /// Ends all; returns the jobs that waited in line, and those that waited
-    /// for what becomes of a transaction.
-    pub(super) fn end(&mut self) -> (Vec<Job>, Vec<Job>) {
-        let mut jobs: Vec<_> = self.blocked.drain(..).map(|(_, _, job)| job).collect();
-        let mut waiters = Vec::new();
-        for latch in self.list.drain(..) {
-            waiters.extend(latch.waiters);
-            if let State::Waiting { job, .. } = latch.state {
-                jobs.push(job);
-            }
-        }
-        (jobs, waiters)
+    /// Ends all; returns the jobs that waited in line, and the latches.
+    pub(super) fn end(&mut self) -> (Vec<Job>, Vec<Latch>) {
+        let jobs = self.blocked.drain(..).map(|(_, _, job)| job);
+        (jobs.collect(), std::mem::take(&mut self.list))
     }
 }
 
@@ -217,7 +216,8 @@ impl Latch {
         matches!(self.state, State::Waiting { .. })
     }
 
-    fn may_expire(&self) -> bool {
+    /// Whether nothing was prepared under it.
+    pub(super) fn may_expire(&self) -> bool {
         !matches!(self.state, State::Preparing(_) | State::Prepared(_))
     }
 

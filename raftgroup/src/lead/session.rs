@@ -83,6 +83,9 @@ impl Lead<'_> {
     }
 
     pub(super) fn hello(&mut self, epoch: Term, sequencer: NodeId, confirmed: bool) {
+        if confirmed {
+            self.release_ungranted();
+        }
         let term = self.term;
         let pending = self.written();
         let resolved = self.resolved();

@@ -20,12 +20,13 @@ use pontoon_engine::{
 use tokio::time::Instant;
 
 use super::evaluate::{REQUEST_BYTES_MAX, effects_bytes, forbidden};
-use super::latches::{Prepared, State, each};
+use super::latches::{Latch, Prepared, State, each};
 use super::{Flight, Freight, Lead, Source};
 use crate::codec::Wire;
 use crate::link::Reply;
 use crate::map::Touches;
 use crate::message::{Answered, Declined, Done, Work};
+use crate::mutation::{Mutation, mutated};
 use crate::position::{GroupId, LogIndex};
 use crate::replica::{Job, Replica};
 use crate::txn::{
@@ -395,19 +396,40 @@ impl Lead<'_> {
         self.unlatch(txn);
     }
 
+    /// Releases latches whose grants may have been lost with the session: the
+    /// sequencer has voided those by then. One that was not asked for yet is
+    /// granted in vain, and its transaction tries again.
+    pub(super) fn release_ungranted(&mut self) {
+        for txn in self.latches.evaluated() {
+            self.unlatch(txn);
+        }
+    }
+
     fn unlatch(&mut self, txn: TxnId) {
         let Some(latch) = self.latches.remove(txn) else {
             return;
         };
-        if let State::Waiting { job, .. } = latch.state {
-            job.finish(Err(Declined::Again));
-        }
-        let fate = self.fate(txn);
-        for job in latch.waiters {
-            self.tell_fate(fate.clone(), job);
-        }
+        self.end_latch(latch, Declined::Again);
         for job in self.latches.unblocked().into_iter().rev() {
             self.held.push_front(job);
+        }
+    }
+
+    /// Answers those who wait for a latch that is gone; `declined` is for who
+    /// waits to get it.
+    pub(super) fn end_latch(&self, latch: Latch, declined: Declined) {
+        let fate = match latch.may_expire() {
+            true if mutated(Mutation::LostGrantIsUntold) => Ok(Fate::Unknown),
+            // No record is needed: it was not prepared in this term and, since
+            // its latch is taken once, never will be.
+            true => Ok(Fate::Void),
+            false => self.fate(latch.txn),
+        };
+        if let State::Waiting { job, .. } = latch.state {
+            job.finish(Err(declined));
+        }
+        for job in latch.waiters {
+            self.tell_fate(fate.clone(), job);
         }
     }
 

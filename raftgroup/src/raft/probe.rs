@@ -1,13 +1,18 @@
-//! When a leader without a quorum keeps silent.
+//! When a leader without a quorum keeps silent, and when a group has ticks.
 //!
-//! Kept true: a leader that no quorum has answered for as long as an election
-//! takes sends no heartbeats every other phase, so that those who do hear it
-//! can vote for somebody else. Otherwise a follower that hears both sides of a
-//! divided cluster could be kept from either for good. openraft has the same
-//! rule, but takes a quiet group for one without a quorum and would not let it
-//! wake: so the rule is kept here, where quiet is known.
+//! Kept true:
+//! - A leader that no quorum has answered for as long as an election takes
+//!   sends no heartbeats every other phase, so that those who do hear it can
+//!   vote for somebody else. Otherwise a follower that hears both sides of a
+//!   divided cluster could be kept from either for good. openraft has the same
+//!   rule, but takes a quiet group for one without a quorum and would not let
+//!   it wake: so the rule is kept here, where quiet is known.
+//! - A group has no ticks while it is quiet, nor while the disk stalls.
+//!   openraft's core takes none while it waits for a vote to become durable,
+//!   and then reports that vote through the queue that they would have filled:
+//!   it would wait for itself for good.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::runtime::watched as watch;
@@ -17,6 +22,8 @@ use openraft::metrics::RaftDataMetrics;
 use openraft::type_config::alias::WatchReceiverOf;
 use tokio::time::Instant;
 
+use crate::health::Health;
+use crate::mutation::{Mutation, mutated};
 use crate::raft::types::Types;
 
 pub(crate) struct Probe {
@@ -26,15 +33,17 @@ pub(crate) struct Probe {
     /// Whether the group is quiet.
     pub(crate) quiet: watch::Sender<bool>,
     woken: watch::Sender<Option<Instant>>,
+    health: Arc<Health>,
 }
 
 impl Probe {
-    pub(crate) fn new(election_max: Duration) -> Self {
+    pub(crate) fn new(election_max: Duration, health: Arc<Health>) -> Self {
         Self {
             election_max,
             metrics: OnceLock::new(),
             quiet: watch::Sender::new(false),
             woken: watch::Sender::new(None),
+            health,
         }
     }
 
@@ -48,6 +57,12 @@ impl Probe {
     pub(crate) fn woken(&self) {
         self.quiet.send_replace(false);
         self.woken.send_replace(Some(Instant::now()));
+    }
+
+    /// Whether the group is to have ticks.
+    pub(crate) fn wants_ticks(&self) -> bool {
+        let stalled = self.health.is_stalled() && !mutated(Mutation::StalledDiskTicks);
+        !*self.quiet.borrow() && !stalled
     }
 
     /// Whether a leader since `elected` may send a heartbeat.
@@ -77,7 +92,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_and_trying_again_take_turns() {
-        let probe = Probe::new(Duration::from_secs(1));
+        let probe = Probe::new(Duration::from_secs(1), Arc::default());
         let elected = Instant::now();
         let mut allowed = Vec::new();
         for _ in 0..8 {

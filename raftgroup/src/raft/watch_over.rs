@@ -19,8 +19,9 @@ use crate::health::{Condition, Health};
 use crate::position::{NodeId, Term};
 use crate::raft::failure::Stop;
 use crate::raft::machine::Replica;
+use crate::raft::probe::Probe;
 use crate::raft::types::Types;
-use crate::raft::{Leadership, Raft};
+use crate::raft::{Leadership, Raft, set_ticks};
 use crate::runtime::Scope;
 
 /// What watches over one replica.
@@ -28,6 +29,7 @@ pub(crate) struct Overseer {
     pub(crate) node: NodeId,
     pub(crate) raft: Raft,
     pub(crate) replica: Arc<Replica>,
+    pub(crate) probe: Arc<Probe>,
     pub(crate) health: Arc<Health>,
     /// The replica was told to stop.
     pub(crate) closing: Arc<AtomicBool>,
@@ -51,6 +53,7 @@ impl Overseer {
             node,
             raft,
             replica,
+            probe,
             health,
             closing,
         } = self;
@@ -63,6 +66,7 @@ impl Overseer {
             // Alone, it has nobody to leave the lead to.
             let alone = replica.membership().membership().voter_ids().count() < 2;
             let stalled = *condition.borrow_and_update() == Condition::Stalled;
+            set_ticks(&raft, &probe);
             let suspended = wins && stalled && !alone;
             applied.mark_unchanged();
             let ready = wins && !suspended && replica.applied_term() == seen.term;

@@ -99,6 +99,35 @@ fn rule_12_a_transaction_whose_sequencer_is_gone_is_tried_again() {
     });
 }
 
+/// The coordinator knows the revision, but no participant has heard of it: the
+/// grants are void with the sessions in which they were lost.
+#[test]
+fn rule_12_a_transaction_whose_grants_are_lost_is_tried_again() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 3).await;
+        cluster.lead(GroupId(1), 1).await;
+        cluster.lead(GroupId(2), 1).await;
+        use_all(&cluster.node(2), &["a", "g", "n"]).await;
+        let begun = Instant::now();
+        cluster.network.cut(NodeId(3), NodeId(1));
+        let coordinator = cluster.node(2);
+        let txn = spawn_local(async move {
+            let txn = Txn {
+                success: vec![put("g", "1"), put("n", "1")],
+                ..Txn::default()
+            };
+            coordinator.txn(txn, LONG).await
+        });
+        pause(200).await;
+        cluster.network.heal(NodeId(3), NodeId(1));
+        let done = txn.await.expect("it ends");
+        assert!(done.is_ok(), "{done:?}");
+        let bound = 2 * Timing::default().election_max + Duration::from_secs(1);
+        assert!(begun.elapsed() <= bound, "it took {:?}", begun.elapsed());
+    });
+}
+
 #[test]
 fn rule_12_what_only_reads_is_refused_for_its_first_step_that_is() {
     simulate(async {

@@ -160,7 +160,8 @@ fn a_disk_that_hangs_takes_no_range_with_it_and_comes_back() {
             let cluster = start(20 + id.0, Duration::from_secs(60)).await;
             fail(&cluster, id, quiet, SimDisk::hang).await;
             let node = cluster.node(id.0);
-            sleep(Duration::from_secs(5)).await;
+            // Nothing that gathers meanwhile keeps a group from going on.
+            sleep(Duration::from_secs(55)).await;
             assert_eq!(node.condition(), Condition::Stalled);
             assert!(node.status().iter().all(|status| !status.leads));
             cluster.disk(id).resume();

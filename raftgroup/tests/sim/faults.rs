@@ -6,6 +6,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use pontoon_raftgroup::{GroupId, NodeId};
 use pontoon_wal::disk::sim::Rng;
 use tokio::task::JoinSet;
@@ -95,13 +96,14 @@ async fn heal(sim: &Rc<Sim>) {
         }
         sim.is_well_again(from);
     }
-    for id in sim.cluster.ids() {
+    let started = sim.cluster.ids().into_iter().map(async |id| {
         // Somebody else may be about to start it.
         start(sim, id).await;
         while sim.starting.borrow().contains(&id) {
             sleep(Duration::from_millis(1)).await;
         }
-    }
+    });
+    join_all(started).await;
     sim.hush(false);
     sim.healed.set(true);
     sim.history.borrow_mut().healed = sim.trace.now();
@@ -122,9 +124,8 @@ async fn bounce(sim: &Rc<Sim>, ids: &[NodeId], ending: Ending, away: Duration) {
         end(sim, **id, ending);
     }
     sim.wait(away).await;
-    for id in ids {
-        start(sim, *id).await;
-    }
+    // None waits for another: a damaged one needs the others to start.
+    join_all(ids.into_iter().map(|id| start(sim, *id))).await;
 }
 
 async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {

@@ -144,8 +144,8 @@ struct Seen {
 
 /// What is known of a node whose disk hangs.
 struct Hanging {
-    /// Entries that it knew to be committed, of all groups.
-    committed: u64,
+    /// Entries in its log, of all groups.
+    entries: u64,
     /// Since when there are more, so that something waits for the disk.
     waiting: Option<Instant>,
 }
@@ -214,12 +214,12 @@ impl Seen {
             return;
         };
         let status = running.node.status();
-        let committed = status.iter().map(|status| status.committed.0).sum();
+        let entries = status.iter().map(|status| status.last.0).sum();
         let hanging = self.hanging.entry((id, since)).or_insert(Hanging {
-            committed,
+            entries,
             waiting: None,
         });
-        if committed > hanging.committed {
+        if entries > hanging.entries {
             hanging.waiting.get_or_insert_with(Instant::now);
         }
         let most = election_timeout(&sim.plan.shape) + Duration::from_secs(1);
