@@ -54,6 +54,9 @@ pub(crate) enum Message {
     /// To a node that is believed to lead quiet groups, each in a term;
     /// answered with a `Vec<GroupId>` of those that it doesn't lead.
     Leads { groups: Vec<(GroupId, Term)> },
+    /// Whether a transaction that the receiver coordinates is open; answered
+    /// with a `bool`.
+    IsOpen { txn: TxnId },
     /// What a replica held at an entry; answered with an `Option` of a
     /// [`crate::compare::Compared`].
     Compared { group: GroupId, index: LogIndex },
@@ -76,6 +79,7 @@ wire!(enum Message {
     13 => Failing,
     14 => Leads { groups },
     15 => TakesLeads,
+    16 => IsOpen { txn },
 });
 
 /// Whether something was taken note of.

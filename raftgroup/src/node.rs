@@ -3,7 +3,7 @@
 //! Kept true: a node has a replica of every group that the map places on it,
 //! as soon as it knows the map; a message for any other group finds nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,7 @@ use crate::replica::{Note, Replica};
 use crate::runtime::Scope;
 use crate::sequence::Role;
 use crate::split::Copies;
+use crate::txn::TxnId;
 use crate::watch::{Watch, WatchStream, Watches};
 use crate::{compare, mend, opening, reconcile, rest, split};
 
@@ -228,6 +229,8 @@ pub(crate) struct Inner {
     pub(crate) troubles: Mutex<BTreeMap<GroupId, String>>,
     pub(crate) claims: Claims,
     pub(crate) leases: Leases,
+    /// Transactions that this node coordinates.
+    pub(crate) open_txns: Mutex<BTreeSet<TxnId>>,
     pub(crate) copies: Copies,
     /// Counts applied entries and marks.
     pub(crate) progress: watch::Sender<u64>,
@@ -289,6 +292,7 @@ impl Node {
             troubles: Mutex::default(),
             claims: Claims::default(),
             leases: Leases::default(),
+            open_txns: Mutex::default(),
             copies: Copies::default(),
             progress: watch::Sender::new(0),
             told: Mutex::default(),
@@ -1048,6 +1052,7 @@ impl Handler for Inner {
                 let heard: Heard = self.takes_leads();
                 reply.send(heard.encode());
             }
+            Message::IsOpen { txn } => reply.send(self.is_open(txn).encode()),
             Message::Leads { groups } => reply.send(self.not_led(&groups).encode()),
             Message::Quiet { .. } | Message::Failing => {}
         }

@@ -253,7 +253,10 @@ impl Desk {
             // latch ends; then it begins a new session.
             self.node.scope.spawn(call);
         }
-        reply.send(TxnAsked::Granted(revision).encode());
+        let sessions = places
+            .iter()
+            .map(|place| (place.stamp.group, place.stamp.session));
+        reply.send(TxnAsked::Granted(revision, sessions.collect()).encode());
     }
 }
 

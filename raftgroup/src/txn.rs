@@ -1,9 +1,9 @@
 //! Transactions over several groups (rule 12): what their parts say to each
 //! other, and what a participant keeps.
 //!
-//! Kept true: a participant's record stays until no participant is undecided,
-//! and one that can't be read is never taken for none, so what was committed
-//! is never taken for void.
+//! Kept true: a participant's record stays until no participant is undecided
+//! and its coordinator has closed it, and one that can't be read is never taken
+//! for none, so what was committed is never taken for void.
 
 use bytes::Bytes;
 use pontoon_engine::{
@@ -12,7 +12,7 @@ use pontoon_engine::{
 
 use crate::codec::{Wire, wire};
 use crate::lease::LeaseName;
-use crate::position::{GroupId, LogIndex, Term};
+use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::records;
 
 mod coordinate;
@@ -21,11 +21,18 @@ mod plan;
 
 pub(crate) use coordinate::Tried;
 
-/// One attempt of a transaction, and its latch in each group. Never reused.
+/// One attempt of a transaction, and its latch in each group: the node that
+/// coordinates it, and a random number. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TxnId(pub(crate) (u64, u64));
 
 wire!(newtype TxnId);
+
+impl TxnId {
+    pub(crate) fn coordinator(self) -> NodeId {
+        NodeId(self.0.0)
+    }
+}
 
 /// What a latch holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +75,14 @@ pub(crate) enum TxnWork {
     },
     /// Lets go what was not asked a revision for.
     Unlatch,
-    /// Answered with a [`Fate`] that is not open.
-    Await,
+    /// Waits for what becomes of it here, for its coordinator, who has it open.
+    /// Answered with [`Fate::Void`] if it was never prepared here and never
+    /// will be: its record is not forgotten before it is closed. Answered with
+    /// [`Fate::Unknown`] if a grant may have been lost: then it is asked again.
+    Await {
+        /// The session in whose stream the revision was granted, once known.
+        granted_in: Option<u64>,
+    },
     /// What was decided.
     Decide { revision: Revision, commit: bool },
     /// A participant whose own prepare is undecided asks for the fate of this
@@ -91,7 +104,7 @@ wire!(enum TxnWork {
     0 => Latch { hold, probe, within_millis },
     1 => Evaluate { part, newest, own },
     2 => Unlatch,
-    3 => Await,
+    3 => Await { granted_in },
     4 => Decide { revision, commit },
     5 => Inquire { revision, participants },
     6 => Forget,
@@ -177,14 +190,16 @@ pub(crate) struct Participant {
 wire!(struct Participant { group, term, places });
 
 /// What comes of a [`TxnAsk`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TxnAsked {
-    Granted(Revision),
+    /// The revision, and in which session of each participant's leader the
+    /// grant was put into its stream; the root group has none.
+    Granted(Revision, Vec<(GroupId, u64)>),
     /// Nothing was granted: a term, the cluster or a lease has changed.
     Refused,
 }
 
-wire!(enum TxnAsked { 0 => Granted(revision), 1 => Refused });
+wire!(enum TxnAsked { 0 => Granted(revision, sessions), 1 => Refused });
 
 /// From the sequencer, in the grant stream of a participant.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -166,11 +166,11 @@ impl Latches {
                 .any(|(arrival, touches, _)| *arrival < latch.arrival && latch.overlaps(touches))
     }
 
-    /// Those that a grant may be on its way for.
-    pub(super) fn evaluated(&self) -> Vec<TxnId> {
-        let list = self.list.iter();
-        let evaluated = list.filter(|latch| matches!(latch.state, State::Evaluated { .. }));
-        evaluated.map(|latch| latch.txn).collect()
+    /// Those who wait for what becomes of a transaction that is not prepared.
+    pub(super) fn take_waiters(&mut self) -> Vec<Job> {
+        let open = self.list.iter_mut().filter(|latch| latch.may_expire());
+        open.flat_map(|latch| std::mem::take(&mut latch.waiters))
+            .collect()
     }
 
     pub(super) fn remove(&mut self, txn: TxnId) -> Option<Latch> {

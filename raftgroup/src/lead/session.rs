@@ -84,7 +84,7 @@ impl Lead<'_> {
 
     pub(super) fn hello(&mut self, epoch: Term, sequencer: NodeId, confirmed: bool) {
         if confirmed {
-            self.release_ungranted();
+            self.doubt_grants();
         }
         let term = self.term;
         let pending = self.written();

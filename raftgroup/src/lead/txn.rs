@@ -142,10 +142,16 @@ impl Lead<'_> {
                 }
                 job.finish(Ok(done(TxnAnswered::Released(released), LogIndex(0))));
             }
-            TxnWork::Await => match (self.fate(txn), self.latches.get_mut(txn)) {
-                (Ok(Fate::Unknown), Some(latch)) => latch.waiters.push(job),
-                (fate, _) => self.tell_fate(fate, job),
-            },
+            TxnWork::Await { granted_in } => {
+                if self.is_lost(txn, granted_in) {
+                    self.unlatch(txn);
+                }
+                match (self.fate(txn), self.latches.get_mut(txn)) {
+                    (Ok(Fate::Unknown), Some(latch)) => latch.waiters.push(job),
+                    (Ok(Fate::Unknown), None) => self.look_up(txn, Fate::Void, job),
+                    (fate, _) => self.tell_fate(fate, job),
+                }
+            }
             TxnWork::Decide { revision, commit } => {
                 let fate = if commit { Fate::Committed } else { Fate::Void };
                 self.decide(txn, revision, fate, job);
@@ -158,24 +164,11 @@ impl Lead<'_> {
                 let forgotten = self.forget(txn);
                 job.finish(forgotten.map(|()| done(TxnAnswered::Done, LogIndex(0))));
             }
-            TxnWork::Ask => {
-                // Without a latch now, no prepare comes in this term: a latch
-                // of this transaction is taken once. One that came before is
-                // applied when the round is.
-                let latched = self.latches.get(txn).is_some();
-                let (replica, term) = (Arc::clone(self.replica), self.term);
-                self.node.scope.spawn(async move {
-                    let Ok(index) = replica.rounds.confirm_in(term).await else {
-                        return job.finish(Err(Declined::NotLeader(None)));
-                    };
-                    let fate = fate_in(&replica, txn).map(|fate| match fate {
-                        // Its prepare may yet come.
-                        Fate::Unknown if latched => Fate::Prepared,
-                        fate => fate,
-                    });
-                    job.finish(fate.map(|fate| done(TxnAnswered::Fate(fate), index)));
-                });
-            }
+            TxnWork::Ask => match self.latches.get(txn) {
+                // Its prepare may yet come.
+                Some(_) => self.look_up(txn, Fate::Prepared, job),
+                None => self.look_up(txn, Fate::Unknown, job),
+            },
         }
     }
 
@@ -376,6 +369,24 @@ impl Lead<'_> {
         });
     }
 
+    /// Tells the fate that is recorded here, or `unrecorded` if none is. If the
+    /// transaction has no latch now, no prepare of it will come, because a latch
+    /// is taken once; and one that came before, in this term or an earlier one,
+    /// is applied when the round is.
+    fn look_up(&self, txn: TxnId, unrecorded: Fate, job: Job) {
+        let (replica, term) = (Arc::clone(self.replica), self.term);
+        self.node.scope.spawn(async move {
+            let Ok(index) = replica.rounds.confirm_in(term).await else {
+                return job.finish(Err(Declined::NotLeader(None)));
+            };
+            let fate = fate_in(&replica, txn).map(|fate| match fate {
+                Fate::Unknown => unrecorded,
+                fate => fate,
+            });
+            job.finish(fate.map(|fate| done(TxnAnswered::Fate(fate), index)));
+        });
+    }
+
     /// What is known here for good.
     fn fate(&self, txn: TxnId) -> Result<Fate, Declined> {
         fate_in(self.replica, txn)
@@ -396,12 +407,21 @@ impl Lead<'_> {
         self.unlatch(txn);
     }
 
-    /// Releases latches whose grants may have been lost with the session: the
-    /// sequencer has voided those by then. One that was not asked for yet is
-    /// granted in vain, and its transaction tries again.
-    pub(super) fn release_ungranted(&mut self) {
-        for txn in self.latches.evaluated() {
-            self.unlatch(txn);
+    /// Whether a transaction was granted its revision in an earlier session, and
+    /// the grant has not come: it is void with that session.
+    fn is_lost(&self, txn: TxnId, granted_in: Option<u64>) -> bool {
+        let (Source::Sequencer(session), Some(granted_in)) = (&self.source, granted_in) else {
+            return false;
+        };
+        let state = self.latches.get(txn).map(|latch| &latch.state);
+        granted_in < session.number && matches!(state, Some(State::Evaluated { .. }))
+    }
+
+    /// A new session begins: those who wait for what they were granted in an
+    /// earlier one are to ask again.
+    pub(super) fn doubt_grants(&mut self) {
+        for job in self.latches.take_waiters() {
+            self.tell_fate(Ok(Fate::Unknown), job);
         }
     }
 

@@ -62,6 +62,19 @@ struct Evaluated {
     own: Option<Revision>,
 }
 
+/// A transaction that this node coordinates, until it knows the outcome or
+/// gives up.
+struct OpenTxn {
+    node: Arc<Inner>,
+    id: TxnId,
+}
+
+impl Drop for OpenTxn {
+    fn drop(&mut self) {
+        self.node.open_txns.lock().remove(&self.id);
+    }
+}
+
 impl Inner {
     /// Serves a write whose keys lie in several groups.
     pub(crate) async fn transact(
@@ -204,7 +217,8 @@ impl Inner {
         map: &RangeMap,
         deadline: Instant,
     ) -> Result<Answer, Tried> {
-        let txn = self.new_txn();
+        let open = self.open_txn();
+        let txn = open.id;
         let mut terms = BTreeMap::new();
         let tried = self
             .under_latches(txn, plan, map, &mut terms, deadline)
@@ -218,8 +232,13 @@ impl Inner {
         tried
     }
 
-    fn new_txn(&self) -> TxnId {
-        TxnId((self.scope.random(), self.scope.random()))
+    fn open_txn(self: &Arc<Self>) -> OpenTxn {
+        let id = TxnId((self.me.0, self.scope.random()));
+        self.open_txns.lock().insert(id);
+        OpenTxn {
+            node: Arc::clone(self),
+            id,
+        }
     }
 
     async fn under_latches(
@@ -437,7 +456,7 @@ impl Inner {
                 self.scope.spawn(async move {
                     let work = Work::Txn {
                         txn,
-                        work: TxnWork::Await,
+                        work: TxnWork::Await { granted_in: None },
                     };
                     fate_of(node.work_once(group, map, work, deadline).await)
                 })
@@ -445,8 +464,8 @@ impl Inner {
             .collect();
         let within = deadline.saturating_duration_since(Instant::now());
         let asked = self.call::<TxnAsked>(sequencer, &Message::TxnAsk(ask), within);
-        let revision = match asked.await {
-            Some(TxnAsked::Granted(revision)) => Some(revision),
+        let (revision, sessions) = match asked.await {
+            Some(TxnAsked::Granted(revision, sessions)) => (Some(revision), sessions),
             Some(TxnAsked::Refused) => {
                 awaits.iter().for_each(|waiting| waiting.abort());
                 return Err(Tried::Again);
@@ -456,7 +475,7 @@ impl Inner {
                     awaits.iter().for_each(|waiting| waiting.abort());
                     return Err(Tried::Again);
                 }
-                None
+                (None, Vec::new())
             }
         };
         let mut fates = Vec::new();
@@ -481,15 +500,17 @@ impl Inner {
                 // Done, but nobody here knows at which revision.
                 return Err(Tried::Failed(Failure::LeaderChanged));
             }
-            // Somebody else leads now: what does it find?
+            // Its latch may be gone, with its leader or not: what is found there?
             if self.pause(deadline).await.is_err() {
                 return Err(Tried::Failed(Failure::TimedOut));
             }
             for (fate, group) in fates.iter_mut().zip(&groups) {
                 if !is_in_favour(*fate) {
+                    let mut granted_in = sessions.iter().filter(|(of, _)| of == group);
+                    let granted_in = granted_in.next().map(|(_, session)| *session);
                     let work = Work::Txn {
                         txn,
-                        work: TxnWork::Await,
+                        work: TxnWork::Await { granted_in },
                     };
                     let told = self.txn_once(*group, work, self.soon()).await;
                     *fate = fate_of(told).unwrap_or(Fate::Unknown);
@@ -551,7 +572,8 @@ impl Inner {
         lease: LeaseName,
         deadline: Instant,
     ) -> Result<Option<Revision>, Tried> {
-        let txn = self.new_txn();
+        let open = self.open_txn();
+        let txn = open.id;
         let mut latched = BTreeMap::new();
         let tried = self
             .revoke_under_latches(txn, lease, &mut latched, deadline)

@@ -2,7 +2,8 @@
 //!
 //! Kept true: only a participant whose own prepare is undecided, and who
 //! leads by a round of its term that began after it saw that, makes another
-//! one commit a void; nobody forgets before all are known to be decided.
+//! one commit a void; nobody forgets before all are known to be decided and
+//! the coordinator asks no more.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use pontoon_engine::Revision;
 use tokio::time::Instant;
 
 use super::{Fate, TxnAnswered, TxnId, TxnRecord, TxnWork};
-use crate::message::{Answered, Outcome, Work};
+use crate::message::{Answered, Message, Outcome, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, Term};
 use crate::replica::{Note, Replica};
@@ -55,6 +56,9 @@ impl Inner {
         txn: TxnId,
         participants: &[GroupId],
     ) {
+        if self.may_be_open(txn).await {
+            return;
+        }
         for group in participants.iter().filter(|group| **group != replica.id) {
             let work = Work::Txn {
                 txn,
@@ -70,6 +74,25 @@ impl Inner {
             work: TxnWork::Forget,
         };
         let _ = self.txn_once(replica.id, work, self.soon()).await;
+    }
+
+    /// Whether the coordinator of a transaction may still ask for its records.
+    async fn may_be_open(self: &Arc<Self>, txn: TxnId) -> bool {
+        let coordinator = txn.coordinator();
+        if coordinator == self.me {
+            return self.is_open(txn);
+        }
+        // One that is no member any more asks nobody.
+        self.addresses().contains_key(&coordinator)
+            && self
+                .call(coordinator, &Message::IsOpen { txn }, self.timing.call)
+                .await
+                .unwrap_or(true)
+    }
+
+    /// Whether this node coordinates a transaction and awaits its outcome.
+    pub(crate) fn is_open(&self, txn: TxnId) -> bool {
+        self.open_txns.lock().contains(&txn)
     }
 
     /// What a group's leader says, or that nobody knows.
