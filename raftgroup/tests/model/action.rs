@@ -60,6 +60,10 @@ pub(crate) enum Action {
     InquireLate(Question),
     Decide(usize, Term, u8),
     Forget(usize, Term, u8),
+    /// The coordinator asks the leader of this term, and hears that it is void.
+    Settle(usize, Term, u8),
+    /// The coordinator asks no more.
+    Close(u8),
     /// Somebody without a prepare asks: needs a rule removed.
     AskOutcome(usize, u8),
     // member.rs
@@ -132,6 +136,8 @@ impl Protocol for Model {
             | Action::InquireLate(_)
             | Action::Decide(..)
             | Action::Forget(..)
+            | Action::Settle(..)
+            | Action::Close(_)
             | Action::AskOutcome(..) => self.act_txn(s, action),
             Action::Watermark(..)
             | Action::ReplicaApply(_)
@@ -174,7 +180,9 @@ impl Protocol for Model {
                 let g = self.participants(t).nth(s.txns[usize::from(t)].terms.len());
                 format!("group {} term {term}: {name} of Txn {t}", g.unwrap_or(ROOT))
             }
-            Action::Release(g, term, t) | Action::Forget(g, term, t) => {
+            Action::Release(g, term, t)
+            | Action::Forget(g, term, t)
+            | Action::Settle(g, term, t) => {
                 format!("group {g} term {term}: {name} of Txn {t}")
             }
             Action::Decide(g, term, t) => {

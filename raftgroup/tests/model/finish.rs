@@ -71,10 +71,30 @@ impl Model {
                     out.push(Action::Forget(g, term, t));
                 }
             }
+            let terms = 1..=group.term();
+            let asked = terms.filter(|&term| self.may_settle(s, t, g, term));
+            out.extend(asked.map(|term| Action::Settle(g, term, t)));
             if !self.rules.void_only_for_undecided_rule_12 && s.txns[usize::from(t)].acked {
                 out.push(Action::AskOutcome(g, t));
             }
         }
+        if self.bounds.budget.settles > 0 && !s.txns[usize::from(t)].closed {
+            out.push(Action::Close(t));
+        }
+    }
+
+    /// The leader tells the coordinator that the Txn is not prepared and never
+    /// will be: it lets go of the latch, or has none.
+    fn may_settle(&self, s: &State, t: u8, g: usize, term: Term) -> bool {
+        let (txn, group) = (&s.txns[usize::from(t)], &s.groups[g]);
+        let leader = group.leader(term);
+        let elected = term == group.term() || !self.rules.absent_after_round_rule_12;
+        let certain = leader.latched & (1 << t) != 0 || elected;
+        s.left.settles > 0
+            && !txn.closed
+            && leader.ready
+            && certain
+            && record(group.held(term), t) == Record::None
     }
 
     fn questions(
@@ -212,6 +232,12 @@ impl Model {
                 s.left.forgets -= 1;
                 self.propose_txn(s, g, term, Kind::Forget(t), 0);
             }
+            Action::Settle(g, term, t) => {
+                s.left.settles -= 1;
+                s.groups[g].leader_mut(term).latched &= !(1 << t);
+                s.txns[usize::from(t)].told_void = true;
+            }
+            Action::Close(t) => s.txns[usize::from(t)].closed = true,
             Action::AskOutcome(g, t) => {
                 // Nobody's prepare is behind this question.
                 let txn = &mut s.txns[usize::from(t)];
@@ -245,7 +271,10 @@ impl Model {
         let heard = s.groups[g].leader(term).heard[usize::from(t)];
         let mut others = self.participants(t).filter(|&o| o != g);
         let all = others.all(|o| heard.decided & (1 << o) != 0);
-        !question.undecided && (all || !self.rules.forget_after_all_decided_rule_12)
+        let asks = self.bounds.budget.settles > 0 && !s.txns[usize::from(t)].closed;
+        !question.undecided
+            && (all || !self.rules.forget_after_all_decided_rule_12)
+            && (!asks || !self.rules.forget_after_close_rule_12)
     }
 
     /// The caller hears of success as soon as it is sure.

@@ -70,7 +70,10 @@ pub(crate) fn fulfilled(model: &Model, s: &State) -> bool {
         .all(|p| p.answer.is_some());
     let commits = |t, g: usize| s.groups[g].log.iter().any(|e| e.kind == Kind::Commit(t));
     let ended = |(t, _)| model.participants(t).all(|g| commits(t, g));
-    let committed = model.bounds.budget.releases > 0 || (0..).zip(&s.txns).all(ended);
+    let Budget {
+        releases, settles, ..
+    } = model.bounds.budget;
+    let committed = releases > 0 || settles > 0 || (0..).zip(&s.txns).all(ended);
     s.left == Budget::NONE && committed && answered && writes(s).count() == usize::from(asked)
 }
 

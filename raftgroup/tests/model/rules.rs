@@ -210,6 +210,13 @@ rules! {
     /// A record is kept until all participants have decided.
     forget_after_all_decided_rule_12: breaks(TxnAtomic)
         { forgets: 1 } { txns: &[&[1, 2]] };
+    /// And until its coordinator asks no more.
+    forget_after_close_rule_12: breaks(TxnAtomic)
+        { forgets: 1, settles: 1 } { txns: &[&[1, 2]] };
+    /// To the coordinator the absence of a record is a void only after a round
+    /// of that group.
+    absent_after_round_rule_12: breaks(TxnAtomic)
+        { elections: [0, 1, 0], settles: 1 } { txns: &[&[1, 2]] };
     /// That one has no record counts as decided only after a round of its group.
     forgotten_after_round_rule_12: breaks(TxnAtomic)
         { elections: [0, 1, 0], forgets: 1 } { txns: &[&[1, 2]] };

@@ -65,7 +65,10 @@ pub(crate) struct Txn {
     /// 0 before its grant.
     pub(crate) rev: Rev,
     pub(crate) acked: bool,
-    /// Somebody who is no participant was told that it is void.
+    /// The coordinator asks no more what became of it.
+    pub(crate) closed: bool,
+    /// The coordinator, or somebody who is no participant, was told that it is
+    /// void.
     pub(crate) told_void: bool,
 }
 
@@ -92,6 +95,8 @@ pub(crate) struct Budget {
     pub(crate) forgets: u8,
     /// Questions about a Txn that stay in flight for a while.
     pub(crate) late_questions: u8,
+    /// Questions of a Txn's coordinator about what became of it.
+    pub(crate) settles: u8,
     /// Watermarks that reach the member.
     pub(crate) marks: u8,
     /// Answers and acknowledgements of the lagging member.
@@ -143,6 +148,7 @@ impl Budget {
         releases: 0,
         forgets: 0,
         late_questions: 0,
+        settles: 0,
         marks: 0,
         member_answers: 0,
     };

@@ -74,6 +74,10 @@ mod small {
             { elections: [0, 1, 0], forgets: 2, late_questions: 1 } { txns: &[&[1, 2]] };
         lost_grants_of_a_txn:
             { reconnects: 1, copies: 1, forgets: 1 } { txns: &[&[1, 2]] };
+        coordinator_asks:
+            { elections: [0, 1, 0], releases: 1, forgets: 2, settles: 2 } { txns: &[&[1, 2]] };
+        coordinator_asks_after_lost_grants:
+            { elections: [1, 0, 0], reconnects: 1, settles: 1 } { txns: &[&[1, 2]] };
     }
 }
 
@@ -137,13 +141,13 @@ mod random {
         #[ignore = "large"]
         txns_and_all_failures at random:
             { elections: [2, 2, 2], reconnects: 2, copies: 2, writes: [2, 2, 2], releases: 1,
-              forgets: 4, late_questions: 2, marks: 3 }
+              forgets: 4, late_questions: 2, settles: 2, marks: 3 }
             { txns: &[&[0, 1, 2], &[1, 2]], reads: &[&[1, 2]], member_reads: &[0, 1, 2],
               ceiling_start: 4, ceiling_step: 4 };
         #[ignore = "large"]
         txns_on_one_key_and_all_failures at random:
             { elections: [2, 2, 2], reconnects: 2, copies: 2, writes: [2, 2, 2], releases: 1,
-              forgets: 4, late_questions: 2, marks: 3, member_answers: 2 }
+              forgets: 4, late_questions: 2, settles: 2, marks: 3, member_answers: 2 }
             { txns: &[&[0, 1, 2], &[0, 2]], reads: &[&[0, 2]], member_reads: &[0, 2],
               one_key: true, ceiling_start: 4, ceiling_step: 4 };
     }
