@@ -218,7 +218,8 @@ func (c *cluster) split(ctx context.Context, through []*member, below, key strin
 		for _, w := range s.begun(begin, until) {
 			wait = max(wait, w.end.Sub(w.begin))
 			if felt := disturbed.felt(w.begin, w.end); felt > allowed {
-				r.broke("%s: a request waited for %s during the split", s.name, seconds(w.end.Sub(w.begin)))
+				r.broke("%s: a request (ok: %t) waited for %s during the split, from %s after its begin; %s", s.name, w.ok,
+					seconds(w.end.Sub(w.begin)), seconds(w.begin.Sub(begin)), disturbed.describe(begin, until))
 				break
 			}
 		}
@@ -287,7 +288,10 @@ type disturbance struct {
 
 // span is from a fault's cause until the member is ready again; until then it
 // has no end.
-type span struct{ begin, end time.Time }
+type span struct {
+	begin, end time.Time
+	kind       string
+}
 
 // disturb begins one.
 func (c *cluster) disturb(ctx context.Context, victim *member, rng *rand.Rand) *disturbance {
@@ -308,7 +312,7 @@ func (c *cluster) disturb(ctx context.Context, victim *member, rng *rand.Rand) *
 			kind := c.settings.splitFaults[rng.IntN(len(c.settings.splitFaults))]
 			d.mu.Lock()
 			d.counts[kind]++
-			d.faults = append(d.faults, span{time.Now(), farAway})
+			d.faults = append(d.faults, span{time.Now(), farAway, kind})
 			d.mu.Unlock()
 			if err := once(kind, victim, between(election/2, 4*election)); err != nil {
 				d.err = fmt.Errorf("%s of %s: %w", kind, victim.Name, err)
@@ -375,6 +379,20 @@ func (d *disturbance) during(from, until time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.ContainsFunc(d.faults, func(f span) bool { return f.begin.Before(until) && f.end.After(from) })
+}
+
+// describe says when a member was disturbed around [from, until], in seconds
+// after `from`.
+func (d *disturbance) describe(from, until time.Time) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := []string{}
+	for _, f := range d.faults {
+		if f.begin.Before(until) && f.end.After(from.Add(-10*time.Second)) {
+			all = append(all, fmt.Sprintf("%s %s to %s", f.kind, seconds(f.begin.Sub(from)), seconds(min(f.end.Sub(from), time.Hour))))
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // felt is how long [from, until] went on after the last cause of a fault in it.

@@ -453,6 +453,9 @@ impl Inner {
                     return self.until_split(child, done.index, deadline).await;
                 }
                 Err(Undone::Moved) => {}
+                // It may have been noted. To ask again is idempotent: a range
+                // that begins with the key, or is about to, is not cut again.
+                Err(Undone::Failed(Failure::LeaderChanged)) => self.pause(deadline).await?,
                 Err(Undone::Failed(failure)) => return Err(failure),
             }
         }

@@ -137,6 +137,21 @@ fn a_split_takes_registrations_of_leases_along() {
     }
 }
 
+/// Nobody knows whether the lost leader had noted it; to ask again is the same.
+#[test]
+fn a_split_is_asked_for_again_when_the_root_leader_is_lost() {
+    simulate(async {
+        let cluster = Cluster::start(3, &[]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.node(2).put("n", "1").await;
+        cluster.part(1, 2);
+        cluster.part(1, 3);
+        let child = split(&cluster.node(2), "m").await;
+        assert_eq!(split(&cluster.node(3), "m").await, child);
+        assert_eq!(cluster.node(3).get("n").await.kvs[0].value, "1");
+    });
+}
+
 #[test]
 fn a_range_that_grows_too_large_is_split_by_itself() {
     simulate(async {
