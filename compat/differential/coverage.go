@@ -79,6 +79,7 @@ var unprovoked = map[string]string{
 	"ContextDeadlineExceeded":    "sent to a client that has gone",
 	"NotPrimaryLessor":           "needs a leader to change in the middle of a lease's renewal",
 	"LostWatcher":                "needs a watch inside the server to break",
+	"SplitAbandoned":             "only Pontoon splits ranges",
 }
 
 // coverage counts what was asked and what was refused.
