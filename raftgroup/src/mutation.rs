@@ -34,7 +34,7 @@ mutations! {
     QuietGroupSleepsOn, "quiet-group-sleeps-on",
         "Nobody wakes a quiet group whose leader leads it no more.";
     UnreadableRecordIsNone, "unreadable-record-is-none",
-        "A transaction record that can't be read counts as none.";
+        "A record that can't be read or decoded counts as none.";
     RoundOfAnyTerm, "round-of-any-term",
         "A quorum round counts for a term in which it wasn't asked for.";
     ChildOpenedByMap, "child-opened-by-map",

@@ -23,6 +23,7 @@ pub(crate) fn read<T>(
     match content {
         None => Ok(None),
         Some(content) => match decode(content) {
+            None if mutated(Mutation::UnreadableRecordIsNone) => Ok(None),
             None => Err(store.damaged_record(name)),
             decoded => Ok(decoded),
         },
@@ -42,6 +43,7 @@ pub(crate) fn read_all<T>(
         let rest = Bytes::copy_from_slice(&name[prefix.len()..]);
         match decode(rest, Bytes::copy_from_slice(content)) {
             Some(record) => found.push(record),
+            None if mutated(Mutation::UnreadableRecordIsNone) => {}
             None => nonsense = Some(name.to_vec()),
         }
     })?;

@@ -380,6 +380,7 @@ impl Lead<'_> {
                 return job.finish(Err(Declined::NotLeader(None)));
             };
             let fate = fate_in(&replica, txn).map(|fate| match fate {
+                Fate::Unknown if mutated(Mutation::LostGrantIsUntold) => fate,
                 Fate::Unknown => unrecorded,
                 fate => fate,
             });
@@ -414,12 +415,17 @@ impl Lead<'_> {
             return false;
         };
         let state = self.latches.get(txn).map(|latch| &latch.state);
-        granted_in < session.number && matches!(state, Some(State::Evaluated { .. }))
+        granted_in < session.number
+            && matches!(state, Some(State::Evaluated { .. }))
+            && !mutated(Mutation::LostGrantIsUntold)
     }
 
     /// A new session begins: those who wait for what they were granted in an
     /// earlier one are to ask again.
     pub(super) fn doubt_grants(&mut self) {
+        if mutated(Mutation::LostGrantIsUntold) {
+            return;
+        }
         for job in self.latches.take_waiters() {
             self.tell_fate(Ok(Fate::Unknown), job);
         }
