@@ -15,7 +15,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::batch::{Batch, Op};
 use crate::blocks::BLOCK_BYTES;
@@ -125,6 +125,8 @@ pub(crate) struct Shared {
     pub(crate) segments: Mutex<SegmentTable>,
     /// The oldest segment that the log needs, as commits say it.
     pub(crate) first_segment: AtomicU32,
+    /// Counts segments that became full.
+    pub(crate) rotations: watch::Sender<u64>,
     pub(crate) space_low: AtomicBool,
     /// Room in the queue, in bytes.
     pub(crate) queue: Semaphore,
@@ -319,6 +321,36 @@ impl Wal {
         })
     }
 
+    /// Changes whenever a segment is full, so that its owner can shorten streams
+    /// in time. Ends when the log does.
+    #[must_use]
+    pub fn rotations(&self) -> watch::Receiver<u64> {
+        self.shared.rotations.subscribe()
+    }
+
+    /// The most bytes that each stream may take on disk so that all together
+    /// take `bytes_max`: streams that take less leave their part to the others.
+    /// `u64::MAX` while all together take no more than that.
+    #[must_use]
+    pub fn fair_share(&self, bytes_max: u64) -> u64 {
+        let mut sizes: Vec<u64> = {
+            let streams = self.shared.streams.read();
+            let logged = |cell: &Cell| cell.lock().logged.as_ref().map(|logged| logged.bytes);
+            streams.values().filter_map(logged).collect()
+        };
+        fair_share(&mut sizes, bytes_max)
+    }
+
+    /// The first of the newest entries of a stream that together take
+    /// `bytes_max` on disk at most. Entries that are not yet written don't count.
+    #[must_use]
+    pub fn first_within(&self, stream: StreamId, bytes_max: u64) -> Option<LogIndex> {
+        let cell = self.shared.find(stream)?;
+        let guard = cell.lock();
+        let logged = guard.logged.as_ref()?;
+        Some(LogIndex(logged.first_within(bytes_max)))
+    }
+
     /// Writes what is queued, closes in order and lets go of the directory.
     /// Other handles must be gone: it waits for them.
     pub async fn close(self) {
@@ -403,5 +435,47 @@ impl Wal {
     }
 }
 
+/// The highest limit that cuts these sizes to `bytes_max` together.
+fn fair_share(sizes: &mut [u64], bytes_max: u64) -> u64 {
+    if sizes.iter().sum::<u64>() <= bytes_max {
+        return u64::MAX;
+    }
+    sizes.sort_unstable();
+    let mut rest = bytes_max;
+    for (at, &size) in sizes.iter().enumerate() {
+        let share = rest / (sizes.len() - at) as u64;
+        if size > share {
+            return share;
+        }
+        rest -= size;
+    }
+    u64::MAX
+}
+
 /// What a queued request costs besides its records.
 const REQUEST_BYTES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_streams_leave_their_part_to_large_ones() {
+        for (sizes, bytes_max, share) in [
+            (&mut [][..], 0, u64::MAX),
+            (&mut [10, 20, 30], 60, u64::MAX),
+            (&mut [10, 20, 30], 59, 29),
+            (&mut [30, 10, 30], 50, 20),
+            (&mut [30, 30, 30], 60, 20),
+            (&mut [1000, 1, 0], 101, 100),
+            (&mut [5], 0, 0),
+        ] {
+            let case = format!("{sizes:?} to {bytes_max}");
+            assert_eq!(fair_share(sizes, bytes_max), share, "{case}");
+            if share < u64::MAX {
+                let cut: u64 = sizes.iter().map(|size| *size.min(&share)).sum();
+                assert!(cut <= bytes_max, "{case}");
+            }
+        }
+    }
+}

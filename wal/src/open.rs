@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::blocks::Blocks;
 use crate::clock::Clock;
@@ -76,6 +76,7 @@ impl Wal {
             streams: RwLock::default(),
             segments: Mutex::default(),
             first_segment: AtomicU32::new(1),
+            rotations: watch::Sender::new(0),
             space_low: AtomicBool::new(false),
             jobs: jobs.downgrade(),
             counters: Counters::default(),

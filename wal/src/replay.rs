@@ -153,7 +153,7 @@ impl Partial {
             if self.runs.values().any(|slots| !slots.is_empty()) {
                 return Err(impossible(end, "an entry is missing"));
             }
-            logged.slots = slots;
+            logged.set_slots(slots);
         }
         for (key, (value, at)) in self.metas {
             let key = u8::try_from(key).map_err(|_| impossible(first, "an impossible key"))?;

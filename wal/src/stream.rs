@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use crate::batch::Change;
 use crate::error::WalError;
+use crate::format::RecordHeader;
 use crate::position::{LogIndex, SegmentId, StreamId};
 
 /// Where an entry is on disk. Twelve bytes, because there is one for every
@@ -21,6 +22,13 @@ pub(crate) struct Slot {
     pub(crate) segment: u32,
     pub(crate) offset: u32,
     pub(crate) payload_bytes: u32,
+}
+
+impl Slot {
+    /// What the entry takes on disk, without the padding of its commit.
+    fn bytes(self) -> u64 {
+        u64::from(self.payload_bytes) + RecordHeader::BYTES as u64
+    }
 }
 
 /// A stream that callers and the writer share.
@@ -209,6 +217,8 @@ pub(crate) struct Logged {
     pub(crate) floor_at: SegmentId,
     /// Places of the entries from `first` on.
     pub(crate) slots: VecDeque<Slot>,
+    /// What these entries take on disk together.
+    pub(crate) bytes: u64,
     pub(crate) metas: BTreeMap<u8, LoggedMeta>,
     /// Payloads on their way to a new place, readable until they are there.
     pub(crate) moving: BTreeMap<u64, Bytes>,
@@ -249,6 +259,7 @@ impl Logged {
             first,
             floor_at: segment,
             slots: VecDeque::new(),
+            bytes: 0,
             metas: BTreeMap::new(),
             moving: BTreeMap::new(),
         }
@@ -269,7 +280,26 @@ impl Logged {
         if self.slots.len() == self.slots.capacity() {
             self.slots.reserve_exact(self.slots.len() / 4 + 16);
         }
+        self.bytes += slot.bytes();
         self.slots.push_back(slot);
+    }
+
+    /// Takes the entries that recovery found.
+    pub(crate) fn set_slots(&mut self, slots: VecDeque<Slot>) {
+        self.bytes = slots.iter().map(|slot| slot.bytes()).sum();
+        self.slots = slots;
+    }
+
+    /// The first entry of those at the end that together take `bytes_max` at
+    /// most. The cost grows with the number of entries before it.
+    pub(crate) fn first_within(&self, bytes_max: u64) -> u64 {
+        let mut rest = self.bytes;
+        let over = self.slots.iter().take_while(|slot| {
+            let over = rest > bytes_max;
+            rest -= slot.bytes();
+            over
+        });
+        self.first + over.count() as u64
     }
 
     /// Gives an entry a new place. The caller has checked that it is there.
@@ -290,6 +320,7 @@ impl Logged {
     pub(crate) fn truncate(&mut self, from: u64, live: &mut LiveChange) {
         let keep = from.saturating_sub(self.first).min(self.slots.len() as u64);
         for slot in self.slots.drain(keep as usize..) {
+            self.bytes -= slot.bytes();
             live.add_slot(slot, -1);
         }
         self.moving.split_off(&from);
@@ -304,6 +335,7 @@ impl Logged {
             .saturating_sub(self.first)
             .min(self.slots.len() as u64);
         for slot in self.slots.drain(..dead as usize) {
+            self.bytes -= slot.bytes();
             live.add_slot(slot, -1);
         }
         self.first = self.first.max(below);

@@ -324,6 +324,7 @@ impl Writer {
             .unsealed
             .pop_front_if(|full| full.end() <= self.durable)
         {
+            self.shared.rotations.send_modify(|count| *count += 1);
             // Without a janitor nobody seals: recovery reads the segment instead.
             let _ = self.jobs.send(Job::Seal(Box::new(full)));
         }

@@ -147,3 +147,47 @@ fn a_dropped_stream_leaves_nothing_behind() {
         wal.commit(batch).await.unwrap();
     });
 }
+
+#[test]
+fn what_streams_take_on_disk_is_counted_and_found_again() {
+    simulate(async {
+        let disk = SimDisk::new(7);
+        let (wal, _) = open_sim(&disk, 7).unwrap();
+        let mut rotations = wal.rotations();
+        let (small, large) = (StreamId(1), StreamId(2));
+        let entries = |count: usize| vec![Bytes::from(vec![5; 1000]); count];
+        let mut batch = Batch::new();
+        batch
+            .append(small, LogIndex(0), entries(2))
+            .append(large, LogIndex(0), entries(12));
+        wal.commit(batch).await.unwrap();
+        let mut batch = Batch::new();
+        batch
+            .truncate_from(large, LogIndex(11))
+            .purge_below(large, LogIndex(1));
+        wal.commit(batch).await.unwrap();
+        for reopened in [false, true] {
+            let wal = match reopened {
+                false => wal.clone(),
+                true => open_sim(&disk.process_kill(), 8).unwrap().0,
+            };
+            // Twelve entries of a little more than 1000 bytes.
+            let all = (12_000..13_000).find(|max| wal.fair_share(*max) == u64::MAX);
+            let each = all.unwrap() / 12;
+            assert_eq!(wal.fair_share(6 * each), 4 * each);
+            assert_eq!(wal.fair_share(2 * each), each);
+            for (bytes_max, first) in [(10 * each, 1), (4 * each, 7), (4 * each - 1, 8), (0, 11)] {
+                let within = wal.first_within(large, bytes_max);
+                assert_eq!(within, Some(LogIndex(first)), "{bytes_max} bytes");
+            }
+            assert_eq!(wal.first_within(StreamId(3), 0), None);
+        }
+        assert!(!rotations.has_changed().unwrap());
+        for first in (11..100).step_by(10) {
+            let mut batch = Batch::new();
+            batch.append(large, LogIndex(first), entries(10));
+            wal.commit(batch).await.unwrap();
+        }
+        assert!(*rotations.borrow_and_update() >= 1);
+    });
+}

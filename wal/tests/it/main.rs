@@ -7,6 +7,7 @@ mod cleaning;
 mod crash;
 mod docs;
 mod failures;
+mod golden;
 mod mapped;
 mod mutations;
 mod recovery_rows;
