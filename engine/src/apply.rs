@@ -5,8 +5,10 @@
 //! entry alone, so replicas that apply the same entries hold the same.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::effects::{self, Effect, Staged};
@@ -27,6 +29,7 @@ impl Store {
     /// applied changes nothing.
     pub fn apply(&self, entry: &Entry) -> Result<(), EngineError> {
         self.running()?;
+        let since = Instant::now();
         let _writer = self.writer.lock();
         self.check(entry)?;
         let dirty_before = self.dirty_bytes();
@@ -60,7 +63,25 @@ impl Store {
         {
             self.wake.notify_one();
         }
+        self.note_applied(entry, &scratch, since.elapsed());
         Ok(())
+    }
+
+    fn note_applied(&self, entry: &Entry, scratch: &Scratch, took: Duration) {
+        let counters = &self.config.counters;
+        counters.puts.fetch_add(scratch.puts, Ordering::Relaxed);
+        counters
+            .put_bytes
+            .fetch_add(scratch.put_bytes, Ordering::Relaxed);
+        counters
+            .deletes
+            .fetch_add(scratch.deletes, Ordering::Relaxed);
+        counters.apply_took.record_time(took);
+        if took > self.config.slow_apply {
+            counters.slow_applies.fetch_add(1, Ordering::Relaxed);
+            let (index, took) = (entry.applied.index, took.as_millis());
+            tracing::warn!(index, took_ms = took, "applying an entry took long");
+        }
     }
 
     /// Finds everything that would keep the entry from being applied.
@@ -234,11 +255,15 @@ impl Store {
             tables.late += u64::from(late);
             match effect {
                 Effect::Put { key, value, lease } => {
-                    bytes += (key.len() + value.len()) as u64;
+                    let put_bytes = (key.len() + value.len()) as u64;
+                    bytes += put_bytes;
+                    scratch.puts += 1;
+                    scratch.put_bytes += put_bytes;
                     tables.put_key(change, key, value, *lease, scratch)?;
                 }
                 Effect::Delete { key } => {
                     bytes += key.len() as u64;
+                    scratch.deletes += 1;
                     tables.delete_key(change, key, scratch)?;
                 }
             }
@@ -257,6 +282,9 @@ struct Scratch {
     new: Vec<u8>,
     events: Vec<RecentEvent>,
     visible: Revision,
+    puts: u64,
+    put_bytes: u64,
+    deletes: u64,
 }
 
 impl Tables {

@@ -7,6 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
+use tokio::time::Instant;
+
 use crate::error::EngineError;
 use crate::format::{
     MAGIC, META_PAGES, Meta, PAGE_BYTES, PageKind, RUN_HEADER_BYTES, RunHeader, VERSION, run_pages,
@@ -206,7 +208,10 @@ impl Checkpoint<'_> {
     /// Makes what was written durable, then the page that leads to it, and lets
     /// go of the pages' memory.
     pub(crate) fn finish(self, store: &Store) -> Result<(), EngineError> {
+        let since = Instant::now();
         self.write_meta(store).map_err(|error| store.stop(error))?;
+        let counters = &store.config.counters;
+        counters.commit_took.record_time(since.elapsed());
         store
             .tables
             .write()

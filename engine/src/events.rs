@@ -40,6 +40,18 @@ pub struct Event {
     pub prev_kv: Option<KeyValue>,
 }
 
+impl Event {
+    /// What it takes in memory, about.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>() + kv_bytes(&self.kv) + self.prev_kv.as_ref().map_or(0, kv_bytes)
+    }
+}
+
+fn kv_bytes(kv: &KeyValue) -> usize {
+    kv.key.len() + kv.value.len()
+}
+
 /// An event in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct RecentEvent {
@@ -51,7 +63,7 @@ pub(crate) struct RecentEvent {
 
 impl RecentEvent {
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.kv.key.len() + self.kv.value.len()
+        size_of::<Self>() + kv_bytes(&self.kv)
     }
 }
 
@@ -98,22 +110,116 @@ impl Recent {
         }
     }
 
-    /// Events of `keys` in these revisions, if all of them are here.
-    fn read(&self, keys: &KeyRange, from: Revision, through: Revision) -> Option<Vec<RecentEvent>> {
+    /// Events of the wanted keys in these revisions, if all of them are here,
+    /// as far as the budget reaches.
+    fn read(
+        &self,
+        wanted: &Wanted<'_>,
+        from: Revision,
+        budget: &mut Budget,
+    ) -> Option<Vec<RecentEvent>> {
         if from <= self.after {
             return None;
         }
         let start = self
             .events
             .partition_point(|event| event.change.revision < from);
-        let events = self.events.range(start..);
-        let events = events.take_while(|event| event.change.revision <= through);
-        Some(
-            events
-                .filter(|event| keys.contains(&event.kv.key))
-                .cloned()
-                .collect(),
-        )
+        let mut found = Vec::new();
+        for event in self.events.range(start..) {
+            if event.change.revision > wanted.through || !budget.scan(event.change) {
+                break;
+            }
+            if !wanted.keys.contains(&event.kv.key) {
+                continue;
+            }
+            let bytes = size_of::<Event>() + kv_bytes(&event.kv);
+            if !budget.take(event.change, bytes) {
+                break;
+            }
+            found.push(event.clone());
+        }
+        Some(found)
+    }
+}
+
+/// How much may be read at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadBudget {
+    /// Bytes of events.
+    pub bytes_max: usize,
+    /// Changes that are looked at, of whichever keys.
+    pub changes_max: usize,
+}
+
+impl ReadBudget {
+    /// No bound.
+    pub const UNBOUNDED: Self = Self {
+        bytes_max: usize::MAX,
+        changes_max: usize::MAX,
+    };
+}
+
+/// Events of whole revisions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventsRead {
+    /// In order.
+    pub events: Vec<Event>,
+    /// All events through this revision are among them.
+    pub through: Revision,
+    /// Changes that were looked at.
+    pub changes: usize,
+}
+
+/// What is left of a [`ReadBudget`].
+struct Budget {
+    bytes: usize,
+    changes: usize,
+    /// The change for which it didn't suffice.
+    exceeded: Option<Change>,
+}
+
+impl Budget {
+    fn of(budget: ReadBudget) -> Self {
+        Self {
+            bytes: budget.bytes_max,
+            changes: budget.changes_max,
+            exceeded: None,
+        }
+    }
+
+    /// The whole revisions of what was read.
+    fn read(self, of: ReadBudget, mut events: Vec<Event>, through: Revision) -> EventsRead {
+        let through = match self.exceeded {
+            Some(change) => change.revision.previous(),
+            None => through,
+        };
+        if self.exceeded.is_some() {
+            events.retain(|event| event.change.revision <= through);
+        }
+        EventsRead {
+            events,
+            through,
+            changes: of.changes_max - self.changes,
+        }
+    }
+
+    fn scan(&mut self, change: Change) -> bool {
+        if self.exceeded.is_none() && self.changes == 0 {
+            self.exceeded = Some(change);
+        }
+        self.changes = self.changes.saturating_sub(1);
+        self.exceeded.is_none()
+    }
+
+    /// Whether there are as many bytes left. It may be asked for a change
+    /// before the one at which something else was exceeded.
+    fn take(&mut self, change: Change, bytes: usize) -> bool {
+        if let Some(left) = self.bytes.checked_sub(bytes) {
+            self.bytes = left;
+            return true;
+        }
+        self.exceeded = Some(change);
+        false
     }
 }
 
@@ -139,6 +245,35 @@ impl Store {
         from: Revision,
         through: Revision,
         prev_kv: bool,
+    ) -> Result<Vec<Event>, EngineError> {
+        let all = self.events_within(keys, from, through, prev_kv, ReadBudget::UNBOUNDED)?;
+        Ok(all.events)
+    }
+
+    /// The same, but only of the first revisions whose events fit into the
+    /// budget: none, if those of the first don't. The memory and the time that
+    /// it takes are bounded by the budget.
+    pub fn events_within(
+        &self,
+        keys: &KeyRange,
+        from: Revision,
+        through: Revision,
+        prev_kv: bool,
+        budget: ReadBudget,
+    ) -> Result<EventsRead, EngineError> {
+        let mut left = Budget::of(budget);
+        let events = self.read_events(keys, from, through, prev_kv, &mut left)?;
+        Ok(left.read(budget, events, through))
+    }
+
+    /// What the budget suffices for.
+    fn read_events(
+        &self,
+        keys: &KeyRange,
+        from: Revision,
+        through: Revision,
+        prev_kv: bool,
+        budget: &mut Budget,
     ) -> Result<Vec<Event>, EngineError> {
         let (wanted, _pin) = {
             let tables = self.tables.read();
@@ -168,11 +303,16 @@ impl Store {
         // Before the first compaction the floor is below all revisions.
         let from = from.max(Revision::FIRST);
         let mut events = Vec::new();
-        let recent = self.recent.lock().read(keys, from, wanted.through);
+        let recent = self.recent.lock().read(&wanted, from, budget);
         if let Some(recent) = recent {
             let tables = self.tables.read();
             for event in recent {
-                events.push(tables.complete(event, &wanted)?);
+                let event = tables.complete(event, &wanted)?;
+                let prev = event.prev_kv.as_ref().map_or(0, kv_bytes);
+                if !budget.take(event.change, prev) {
+                    break;
+                }
+                events.push(event);
             }
         } else {
             let mut next = Some(Change {
@@ -183,11 +323,47 @@ impl Store {
                 next = self
                     .tables
                     .read()
-                    .add_events(change, &wanted, &mut events)?;
+                    .add_events(change, &wanted, budget, &mut events)?;
             }
         }
         self.tables.read().forget(&wanted, &mut events)?;
         Ok(events)
+    }
+}
+
+impl Store {
+    /// As [`Store::events_within`], of what is in memory, also if it is
+    /// compacted: of that it tells no version before. `None` if some of it is
+    /// not in memory.
+    pub fn recent_events_within(
+        &self,
+        keys: &KeyRange,
+        from: Revision,
+        through: Revision,
+        prev_kv: bool,
+        budget: ReadBudget,
+    ) -> Result<Option<EventsRead>, EngineError> {
+        let tables = self.tables.read();
+        let undecided = tables.staged.keys().next();
+        if let Some(revision) = undecided.filter(|first| **first <= through) {
+            return Err(EngineError::Undecided(*revision));
+        }
+        let wanted = Wanted {
+            keys,
+            through: through.min(tables.facts.revision),
+            prev_kv,
+            floor: tables.facts.floor,
+        };
+        let mut left = Budget::of(budget);
+        let from = from.max(Revision::FIRST);
+        let Some(recent) = self.recent.lock().read(&wanted, from, &mut left) else {
+            return Ok(None);
+        };
+        let events = recent
+            .into_iter()
+            .map(|event| tables.complete(event, &wanted));
+        let events = events.collect::<Result<_, _>>()?;
+        Ok(Some(left.read(budget, events, through)))
     }
 }
 
@@ -221,6 +397,7 @@ impl Tables {
         &self,
         from: Change,
         wanted: &Wanted<'_>,
+        budget: &mut Budget,
         events: &mut Vec<Event>,
     ) -> Result<Option<Change>, EngineError> {
         let mut cursor = self.seek(Table::Changes, &change_key(from))?;
@@ -230,14 +407,20 @@ impl Tables {
                 return Ok(None);
             }
             let change = change_at(self, &raw)?;
-            if change.revision > wanted.through {
+            if change.revision > wanted.through || !budget.scan(change) {
                 return Ok(None);
             }
             let item = cursor.item().expect("there is a key");
             let record = self.change_record(&raw, item)?;
             // (Of what is being shed only parts may be left.)
             if wanted.keys.contains(record.key) && !self.facts.is_shed(record.key) {
-                events.extend(self.event(change, &record, wanted)?);
+                let event = self.event(change, &record, wanted)?;
+                if let Some(event) = &event
+                    && !budget.take(change, event.bytes())
+                {
+                    return Ok(None);
+                }
+                events.extend(event);
             }
             cursor.next()?;
         }

@@ -1,9 +1,11 @@
-//! The content hash: the sum of the hashes of all versions inside the bounds
-//! that can be read.
+//! The content hash: the sum of the hashes of versions inside the bounds. There
+//! are two: of all that can be read ([`Store::applied_hash`]), and of what is
+//! current at a revision ([`Store::hash`]).
 //!
-//! Kept true: it depends on the revision, the floor and the bounds, not on how
-//! far the sweep, a checkpoint or shedding has come. The tables keep the sum
-//! of what they hold; what is newer than asked for, or doomed but not yet
+//! Kept true: the first depends on the revision, the floor and the bounds, the
+//! second on the revision and the bounds only; neither depends on how far the
+//! sweep, a checkpoint or shedding has come. The tables keep the sum of what
+//! they hold; what is newer than asked for, superseded, doomed but not yet
 //! swept, or outside, is taken off.
 
 use std::ops::Deref;
@@ -24,8 +26,11 @@ const STRETCH_CHANGES: usize = if cfg!(feature = "shuttle") { 2 } else { 256 };
 /// What the tables held at one moment.
 struct Moment<S: Deref<Target = Store>> {
     hash: ContentHash,
+    /// What was superseded at this revision or below doesn't count.
     floor: Revision,
-    /// Where the sweep would go on.
+    /// Nor do tombstones below this one.
+    tombstones_from: Revision,
+    /// The first change that may have left any of it.
     sweep: Change,
     bounds: KeyRange,
     outside: Outside,
@@ -54,7 +59,9 @@ impl HashMoment {
 }
 
 impl Store {
-    /// The content hash at a revision. It costs what changed since then.
+    /// The content hash of what is current at a revision: of the newest version
+    /// of each key. A compaction to that revision, or below, doesn't change it.
+    /// It costs what changed since the floor.
     pub fn hash(&self, at: Revision) -> Result<ContentHash, EngineError> {
         loop {
             let (moment, newest, late) = {
@@ -71,7 +78,11 @@ impl Store {
                 let newest = tables.change_last()?;
                 let newest =
                     newest.map_or(Ok(Change::default()), |key| change_at(&tables, &key))?;
-                (Moment::of(self, &tables), newest, tables.late)
+                (
+                    Moment::of(self, &tables).current_at(at),
+                    newest,
+                    tables.late,
+                )
             };
             let newer = Change {
                 revision: at.next(),
@@ -126,6 +137,7 @@ impl<S: Deref<Target = Store>> Moment<S> {
         Self {
             hash: facts.hash,
             floor: facts.floor,
+            tombstones_from: facts.floor,
             sweep: tables.sweep_from(facts.floor),
             bounds: facts.bounds.clone(),
             outside: match facts.outside {
@@ -136,7 +148,19 @@ impl<S: Deref<Target = Store>> Moment<S> {
         }
     }
 
-    /// Takes off what lies outside or can't be read.
+    /// The same without what is superseded at a revision that isn't below the
+    /// floor, and without deletions up to it.
+    fn current_at(mut self, at: Revision) -> Self {
+        // Of a revision that is half swept, tombstones may still be there.
+        self.sweep = Change {
+            revision: self.sweep.revision.min(at),
+            sub: 0,
+        };
+        (self.floor, self.tombstones_from) = (at, at.next());
+        self
+    }
+
+    /// Takes off what lies outside or doesn't count.
     fn finish(self) -> Result<ContentHash, EngineError> {
         let doomed = self.doomed()?;
         let outside = match self.outside {
@@ -149,8 +173,9 @@ impl<S: Deref<Target = Store>> Moment<S> {
         })
     }
 
-    /// Sum of the hashes of the versions that the sweep had yet to remove.
-    /// (Nothing is ever added at the floor or below.)
+    /// Sum of the hashes of the versions that don't count: for the floor of the
+    /// store, those that the sweep had yet to remove. (Nothing is ever added
+    /// there or below, but for what [`Store::hash`] looks for itself.)
     fn doomed(&self) -> Result<u64, EngineError> {
         let floor = self.floor;
         let last = Change {
@@ -159,10 +184,11 @@ impl<S: Deref<Target = Store>> Moment<S> {
         };
         self.sum_changes(self.sweep, last, &|_, change, record| {
             let before = record.before.map_or(0, |before| before.hash(record.key));
-            let tombstone = match record.kind == Kind::Delete && change.revision < floor {
-                true => tombstone_hash(record.key, change),
-                false => 0,
-            };
+            let tombstone =
+                match record.kind == Kind::Delete && change.revision < self.tombstones_from {
+                    true => tombstone_hash(record.key, change),
+                    false => 0,
+                };
             Ok(before.wrapping_add(tombstone))
         })
     }

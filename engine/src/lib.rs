@@ -6,6 +6,7 @@
 mod apply;
 mod checkpoint;
 mod copying;
+mod counters;
 mod counts;
 mod effects;
 mod entry;
@@ -37,11 +38,12 @@ mod tree;
 mod version;
 
 pub use copying::Copying;
+pub use counters::Counters;
 pub use effects::{Effect, Effects, Staged};
 pub use entry::{Entry, Step};
 pub use error::{EngineError, Reject};
 pub use evaluate::{Evaluated, check, evaluate, join, part, range};
-pub use events::{Event, EventKind};
+pub use events::{Event, EventKind, EventsRead, ReadBudget};
 pub use hash::HashMoment;
 pub use keys::KeyRange;
 pub use pending::{Changes, Pending};

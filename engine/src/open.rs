@@ -69,6 +69,7 @@ impl Store {
                 staged: BTreeMap::new(),
                 late: 0,
                 sweep_target: None,
+                sweep_since: None,
                 shed: Next::default(),
             },
             Durable::default(),
@@ -118,6 +119,7 @@ impl Store {
             staged: BTreeMap::new(),
             late: 0,
             sweep_target: None,
+            sweep_since: None,
             shed: Next::default(),
         };
         let before = found.before.and_then(|_| read_facts(&tables).ok());

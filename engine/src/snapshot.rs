@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pontoon_wal::disk::{Disk, MappedFile};
+use tokio::time::Instant;
 
 use crate::error::EngineError;
 use crate::format::{META_PAGES, PAGE_BYTES, PageHeader, checksum};
@@ -143,6 +144,7 @@ pub struct Install {
     path: PathBuf,
     file: Arc<dyn MappedFile>,
     meta: Option<(u64, Vec<u8>)>,
+    since: Instant,
 }
 
 impl Install {
@@ -154,7 +156,14 @@ impl Install {
             path: path.to_owned(),
             file,
             meta: None,
+            since: Instant::now(),
         })
+    }
+
+    /// When it was begun.
+    #[must_use]
+    pub fn since(&self) -> Instant {
+        self.since
     }
 
     /// Writes a piece, if all of it is whole.

@@ -38,6 +38,8 @@ pub(crate) struct Space {
     run_cursor: u64,
     /// Pages given up, by the generation that did it.
     freed: VecDeque<(u64, Vec<Run>)>,
+    /// How many they are.
+    freed_pages: u64,
     /// Checkpoints that someone reads, with how many do.
     pinned: BTreeMap<u64, usize>,
     /// Where the map of the last checkpoint lies, by chunk; 0 for nowhere.
@@ -68,6 +70,7 @@ impl Space {
             cursor: META_PAGES,
             run_cursor: META_PAGES,
             freed: VecDeque::new(),
+            freed_pages: 0,
             pinned: BTreeMap::new(),
             map: Vec::new(),
             index: None,
@@ -118,6 +121,7 @@ impl Space {
             end,
             cursor: META_PAGES,
             run_cursor: META_PAGES,
+            freed_pages: kept.len() as u64,
             freed: VecDeque::from([(generation, kept)]),
             pinned: BTreeMap::new(),
             map,
@@ -133,6 +137,12 @@ impl Space {
     /// Pages below the end that could be taken now.
     pub(crate) fn available(&self) -> u64 {
         self.available.iter().map(|&pages| u64::from(pages)).sum()
+    }
+
+    /// Pages that the newest state needs; what only earlier checkpoints have is
+    /// not among them.
+    pub(crate) fn needed(&self) -> u64 {
+        self.end - self.available() - self.freed_pages
     }
 
     pub(crate) fn is_used(&self, page: u64) -> bool {
@@ -277,6 +287,7 @@ impl Space {
         if unwritten {
             self.release(run);
         } else {
+            self.freed_pages += run.pages;
             match self.freed.back_mut() {
                 Some((last, runs)) if *last == generation => runs.push(run),
                 _ => self.freed.push_back((generation, vec![run])),
@@ -302,6 +313,7 @@ impl Space {
             }
             let (_, runs) = self.freed.pop_front().expect("looked at above");
             for run in runs {
+                self.freed_pages -= run.pages;
                 self.release(run);
             }
         }
@@ -440,6 +452,7 @@ mod tests {
         space.give_up(Run { page, pages: 1 }, 2, false);
         space.reclaim(9);
         assert_eq!(space.available(), 0);
+        assert_eq!(space.needed(), space.end() - 1);
         space.unpin(1);
         space.reclaim(9);
         assert_eq!(space.available(), 1);

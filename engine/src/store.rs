@@ -12,12 +12,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::sync::{Mutex, RwLock};
 use bytes::Bytes;
 use pontoon_wal::disk::MappedFile;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
+use crate::counters::Counters;
 use crate::counts::Counts;
 use crate::effects::Staged;
 use crate::error::EngineError;
@@ -43,6 +46,10 @@ pub struct Config {
     pub log_bytes_max: u64,
     /// Memory for the newest events.
     pub recent_bytes_max: usize,
+    /// An entry that takes longer to apply is warned of.
+    pub slow_apply: Duration,
+    /// Where work is counted; stores may share them.
+    pub counters: Arc<Counters>,
 }
 
 impl Default for Config {
@@ -52,6 +59,8 @@ impl Default for Config {
             dirty_bytes_max: 128 << 20,
             log_bytes_max: 256 << 20,
             recent_bytes_max: 16 << 20,
+            slow_apply: Duration::from_millis(100),
+            counters: Arc::default(),
         }
     }
 }
@@ -113,6 +122,8 @@ pub(crate) struct Tables {
     pub(crate) late: u64,
     /// What the sweep was last after.
     pub(crate) sweep_target: Option<Revision>,
+    /// When it began, while it is under way.
+    pub(crate) sweep_since: Option<Instant>,
     /// Where shedding goes on.
     pub(crate) shed: Next,
 }
@@ -274,6 +285,11 @@ impl Store {
         self.checkpointed.subscribe()
     }
 
+    /// Reads under way for which a compaction waits.
+    pub fn open_reads(&self) -> usize {
+        self.reads.lock().values().sum()
+    }
+
     /// The keys that this store is responsible for.
     pub fn bounds(&self) -> KeyRange {
         self.tables.read().facts.bounds.clone()
@@ -333,6 +349,15 @@ impl Store {
         tables.damaged_record(Table::Records, &record_key(name))
     }
 
+    /// The error for a record whose format the layer above doesn't know: the
+    /// file is as a later release has written it.
+    pub fn foreign_record(&self, name: &[u8], reason: &dyn std::fmt::Display) -> EngineError {
+        EngineError::Foreign {
+            file: self.tables.read().pages.path().to_owned(),
+            reason: format!("record {:?}: {reason}", name.escape_ascii().to_string()),
+        }
+    }
+
     /// Bytes of changed pages in memory. An executor that is faster than the
     /// disk watches this and slows down; applying never waits.
     pub fn dirty_bytes(&self) -> usize {
@@ -347,6 +372,12 @@ impl Store {
             tables.pages.space.end() * page,
             tables.pages.space.available() * page,
         )
+    }
+
+    /// How much of the file the newest state needs. The rest is free, or will be
+    /// when the last two checkpoints are superseded.
+    pub fn used_bytes(&self) -> u64 {
+        self.tables.read().pages.space.needed() * crate::format::PAGE_BYTES as u64
     }
 
     /// The failure that stopped the store, if one has.

@@ -8,6 +8,10 @@
 //! Of keys that were split off, the floor of the split counts; the sweep goes
 //! past what it leaves of them.
 
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
+
 use crate::error::{EngineError, Reject};
 use crate::node::Item;
 use crate::position::{Change, Revision};
@@ -48,6 +52,7 @@ impl Store {
         let mut left = changes_max;
         loop {
             let writer = self.writer.lock();
+            let since = Instant::now();
             let mut tables = self.tables.write();
             if tables.facts.outside.is_none() {
                 return Ok(true);
@@ -56,23 +61,34 @@ impl Store {
             let needed = self.reads.lock().keys().next().copied();
             let floor = tables.facts.floor;
             let target = needed.map_or(floor, |needed| needed.min(floor));
+            let counters = &self.config.counters;
             if target <= tables.facts.swept || target < tables.facts.sweep.revision {
+                if target == floor
+                    && let Some(since) = tables.sweep_since.take()
+                {
+                    counters.compaction_ended(since);
+                }
                 return Ok(false);
             }
+            tables.sweep_since.get_or_insert_with(Instant::now);
             if left == 0 {
                 return Ok(true);
             }
             left -= 1;
             // One at a time: who comes meanwhile need not even go to sleep.
-            tables.sweep_one(target).map_err(|error| self.stop(error))?;
+            let removed = tables.sweep_one(target);
+            let removed = removed.map_err(|error| self.stop(error))?;
+            counters.compacted.fetch_add(removed, Ordering::Relaxed);
             sync::hand_over(writer, tables);
+            counters.compaction_pause.record_time(since.elapsed());
         }
     }
 }
 
 impl Tables {
     /// Sweeps the next change towards `target`, or notes that there is none.
-    fn sweep_one(&mut self, target: Revision) -> Result<(), EngineError> {
+    /// Returns how many versions and tombstones it removed.
+    fn sweep_one(&mut self, target: Revision) -> Result<u64, EngineError> {
         let (mut raw, mut start, mut history) = (Vec::new(), Vec::new(), Vec::new());
         // Changes that stay are passed over, but once for each target.
         let from = match self.sweep_target == Some(target) {
@@ -93,7 +109,7 @@ impl Tables {
                 revision: target,
                 sub: 0,
             };
-            return Ok(());
+            return Ok(0);
         };
         let record = self.change_record(&raw, cursor.item().expect("there is a key"))?;
         let (kind, key) = (record.kind, record.key);
@@ -102,12 +118,13 @@ impl Tables {
         if change.revision > target {
             drop(cursor);
             self.facts.sweep = change.next();
-            return Ok(());
+            return Ok(0);
         }
         let is_outside = !self.facts.bounds.contains(key);
         let has_before = record.before.is_some();
         let mut gone = record.before.map_or(0, |before| before.hash(key));
-        if kind == Kind::Delete && change.revision < target {
+        let drops_tombstone = kind == Kind::Delete && change.revision < target;
+        if drops_tombstone {
             gone = gone.wrapping_add(tombstone_hash(key, change));
         }
         ChangeRecord::encode_start(kind, key, &mut start);
@@ -123,7 +140,7 @@ impl Tables {
         }
         self.uncount(is_outside, gone);
         self.facts.sweep = change.next();
-        Ok(())
+        Ok(u64::from(has_before) + u64::from(drops_tombstone))
     }
 
     /// The change where a sweep with this target begins. Below it, those that were swept are

@@ -395,3 +395,42 @@ fn a_list_read_by_pages_is_counted_exactly_while_writes_go_on() {
         assert_eq!(store.count(&KeyRange::all(), Revision(at.0)).unwrap(), 1000);
     }
 }
+
+/// Also while the sweep is under way, and if the revision deletes keys.
+#[test]
+fn the_hash_of_a_revision_is_the_same_before_and_after_a_compaction_to_it() {
+    let disk = disk(3);
+    let store = open(&disk).unwrap();
+    let delete = |key: u64| Effect::Delete {
+        key: format!("key-{key:06}").into(),
+    };
+    for round in 0..4 {
+        apply(&store, (0..5).map(|key| put(key, 10 + round)));
+        apply(&store, [delete(round as u64)]);
+    }
+    let revision = store.last_revision().next();
+    apply_steps(
+        &store,
+        vec![Step::Write {
+            revision,
+            effects: vec![delete(1), put(9, 1), delete(2)],
+        }],
+    );
+    apply(&store, [put(2, 5), put(7, 5)]);
+    let newest = store.revision();
+    let hashes: Vec<_> = (1..=newest.0)
+        .map(|at| store.hash(Revision(at)).unwrap().keys)
+        .collect();
+    for floor in [4, 6, 13, revision.0, newest.0].map(Revision) {
+        apply_steps(&store, vec![Step::Compact { floor }]);
+        loop {
+            for at in floor.0..=newest.0 {
+                let hash = store.hash(Revision(at)).unwrap().keys;
+                assert_eq!(hash, hashes[at as usize - 1], "of {at} above {floor:?}");
+            }
+            if !store.compact_step(1).unwrap() {
+                break;
+            }
+        }
+    }
+}

@@ -12,6 +12,8 @@ mod crash;
 mod damage;
 #[cfg(not(feature = "shuttle"))]
 mod docs;
+#[cfg(not(feature = "shuttle"))]
+mod golden;
 // Laid out by hand, to be read in one piece.
 #[cfg(not(feature = "shuttle"))]
 #[rustfmt::skip]

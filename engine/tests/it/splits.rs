@@ -591,9 +591,9 @@ fn a_second_split_may_come_before_the_first_is_shed() {
             .unwrap()
     };
     apply(vec![bounds(&first)]);
-    let one = store.hash(store.revision()).unwrap().keys;
+    let one = store.applied_hash().unwrap().1.keys;
     apply(vec![bounds(&second)]);
-    let two = store.hash(store.revision()).unwrap().keys;
+    let two = store.applied_hash().unwrap().1.keys;
     let upper = split(&first, "/data/first");
     assert_eq!(upper.wrapping_add(one), whole);
     apply(vec![Step::Shed]);

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pontoon_engine::{
-    Answer, Applied, Config, Copying, Effects, EngineError, Entry, Evaluated, KeyRange, Pending,
-    Range, Reject, Request, Revision, Step, Store, Ticket, check, evaluate, range,
+    Answer, Applied, Config, Copying, Effects, EngineError, Entry, Evaluated, Event, KeyRange,
+    Pending, Range, ReadBudget, Reject, Request, Revision, Step, Store, Ticket, check, evaluate,
+    range,
 };
 use pontoon_wal::disk::Disk;
 use pontoon_wal::disk::sim::SimDisk;
@@ -319,7 +320,38 @@ impl Both {
             return Ok(());
         }
         let expected = self.model.events(keys, from, through, prev_kv);
-        agree("events", &rejected(found)?, &expected)
+        agree("events", &rejected(found)?, &expected)?;
+        let Ok(expected) = expected else {
+            return Ok(());
+        };
+        for share in 0..4 {
+            let bytes: usize = expected.iter().map(Event::bytes).sum();
+            let budget = ReadBudget {
+                bytes_max: bytes * share / 3,
+                changes_max: if share == 0 { usize::MAX } else { 1 << share },
+            };
+            self.events_within(keys, first, last, prev_kv, budget, &expected)?;
+        }
+        Ok(())
+    }
+
+    /// Whole revisions, as many as fit.
+    fn events_within(
+        &self,
+        keys: &KeyRange,
+        first: Revision,
+        last: Revision,
+        prev_kv: bool,
+        budget: ReadBudget,
+        all: &[Event],
+    ) -> Result<(), String> {
+        let read = self.store.events_within(keys, first, last, prev_kv, budget);
+        let read = rejected(read)?.map_err(|reject| format!("{budget:?}: {reject}"))?;
+        let bytes: usize = read.events.iter().map(Event::bytes).sum();
+        let is_within = bytes <= budget.bytes_max && read.changes <= budget.changes_max;
+        agree("a read within its budget", &is_within, &true)?;
+        let at = all.partition_point(|event| event.change.revision <= read.through);
+        agree("events within a budget", &read.events, &all[..at].to_vec())
     }
 
     /// Whether an answer has to wait for a staged transaction.
