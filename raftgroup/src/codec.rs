@@ -4,6 +4,8 @@
 //! `None`, never a panic; byte strings that are taken share the memory they
 //! came in.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use pontoon_engine::{KeyRange, Revision};
 
@@ -13,6 +15,10 @@ mod requests;
 
 /// Something that is written to the log or sent between nodes.
 pub(crate) trait Wire: Sized {
+    /// Of what it is made; `docs/format.md` has the same.
+    #[cfg_attr(not(test), allow(dead_code, reason = "a test compares it"))]
+    const LAYOUT: Layout = Layout::Plain;
+
     /// Appends it to `out`.
     fn put(&self, out: &mut Vec<u8>);
 
@@ -33,11 +39,24 @@ pub(crate) trait Wire: Sized {
     }
 }
 
+/// Of what something that is written is made.
+#[cfg_attr(not(test), allow(dead_code, reason = "a test compares it"))]
+pub(crate) enum Layout {
+    Plain,
+    /// These fields, one after the other.
+    Fields(&'static [&'static str]),
+    /// A tag, which is one byte, and the fields of the variant that it names.
+    Variants(&'static [(u8, &'static str, &'static [&'static str])]),
+}
+
 /// Implements [`Wire`] for a struct (its fields in order), a newtype, or an
 /// enum (a tag, then the fields of the variant).
 macro_rules! wire {
     (struct $name:ty { $($field:ident),* $(,)? }) => {
         impl $crate::codec::Wire for $name {
+            const LAYOUT: $crate::codec::Layout =
+                $crate::codec::Layout::Fields(&[$(stringify!($field)),*]);
+
             fn put(&self, out: &mut Vec<u8>) {
                 $($crate::codec::Wire::put(&self.$field, out);)*
                 let _ = out;
@@ -64,6 +83,13 @@ macro_rules! wire {
     (enum $name:ident { $($tag:literal => $variant:ident
         $(( $($place:ident),* ))? $({ $($field:ident),* $(,)? })? ),* $(,)? }) => {
         impl $crate::codec::Wire for $name {
+            const LAYOUT: $crate::codec::Layout = $crate::codec::Layout::Variants(&[$(
+                ($tag, stringify!($variant), &[
+                    $($(stringify!($place)),*)?
+                    $($(stringify!($field)),*)?
+                ]),
+            )*]);
+
             fn put(&self, out: &mut Vec<u8>) {
                 match self {
                     $(Self::$variant $(( $($place),* ))? $({ $($field),* })? => {
@@ -222,6 +248,20 @@ impl<T: Wire> Wire for Vec<T> {
             values.push(T::take(from)?);
         }
         Some(values)
+    }
+}
+
+impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u64).put(out);
+        for (key, value) in self {
+            key.put(out);
+            value.put(out);
+        }
+    }
+
+    fn take(from: &mut Bytes) -> Option<Self> {
+        Some(Vec::take(from)?.into_iter().collect())
     }
 }
 

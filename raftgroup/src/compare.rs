@@ -12,6 +12,7 @@ use pontoon_engine::{ContentHash, Step, Store};
 use tokio::time::Instant;
 
 use crate::codec::wire;
+use crate::format::seal;
 use crate::member::{Alarm, MemberWork};
 use crate::message::Message;
 use crate::node::Inner;
@@ -40,7 +41,7 @@ wire!(struct Compared { index, keys, records });
 pub(crate) fn step(term: Term) -> Step {
     Step::Record {
         name: Bytes::from_static(NAME),
-        content: Some(Bytes::copy_from_slice(&term.0.to_le_bytes())),
+        content: Some(seal(&term)),
     }
 }
 

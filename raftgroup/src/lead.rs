@@ -81,6 +81,7 @@ pub(crate) async fn serve(
     let me = node.me;
     // It goes on when its group is split, until the term is over.
     let mut sequencer: Option<(Term, AtDesk)> = None;
+    let mut counted = (Term(0), Counted::default());
     let mut hand_over_at = None;
     // A leader that can't serve for so long leaves it to another.
     let useless_max = node.config.timing.election_max;
@@ -99,7 +100,10 @@ pub(crate) async fn serve(
         };
         if leads {
             let goes_on = sequencer.clone().map(|(_, at_desk)| at_desk);
-            match Lead::begin(&node, &replica, now.term, goes_on).await {
+            if counted.0 != now.term {
+                counted = (now.term, Counted::default());
+            }
+            match Lead::begin(&node, &replica, now.term, goes_on, counted.1).await {
                 Some(mut lead) => {
                     if let Source::Ledger(ledger, sequencing) = &lead.source {
                         let at_desk = (Arc::clone(ledger), sequencing.clone());
@@ -107,6 +111,7 @@ pub(crate) async fn serve(
                     }
                     hand_over_at = None;
                     spent = lead.run(&mut jobs, &mut notes, &mut leadership).await;
+                    counted.1 = lead.counted();
                 }
                 // What it proposed first was not taken; does it still lead?
                 None => {
@@ -153,6 +158,15 @@ pub(crate) async fn serve(
 
 /// The sequencer, and its books.
 type AtDesk = (Arc<Mutex<Ledger>>, Sequencing);
+
+/// Numbers that are used once in a term. A leader that begins anew in its term
+/// counts on: the sequencer refuses a session that isn't newer (rule 4), and a
+/// lease is known by its birth (rule 13).
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    sessions: u64,
+    births: u64,
+}
 
 /// Where revisions come from.
 enum Source {
@@ -342,6 +356,7 @@ impl<'a> Lead<'a> {
         replica: &'a Arc<Replica>,
         term: Term,
         sequencer: Option<AtDesk>,
+        counted: Counted,
     ) -> Option<Self> {
         let (events, happened) = mpsc::unbounded_channel();
         let cluster = node.cluster.borrow().clone();
@@ -357,7 +372,7 @@ impl<'a> Lead<'a> {
                     steps.push(ceiling_step(store.last_revision()));
                 }
                 steps.extend(first.keys_of(replica.id).into_iter().flat_map(bounds));
-                propose_and_wait(replica, term, steps).await?;
+                propose_and_wait(replica, node.cluster_version(), term, steps).await?;
                 first
             }
             None => return None,
@@ -384,7 +399,7 @@ impl<'a> Lead<'a> {
             return None;
         }
         if known != keys {
-            propose_and_wait(replica, term, bounds(keys).into()).await?;
+            propose_and_wait(replica, node.cluster_version(), term, bounds(keys).into()).await?;
         }
         let store = replica.group.store();
         let source = if map.is_one_group() {
@@ -394,7 +409,7 @@ impl<'a> Lead<'a> {
                 sequencer.unwrap_or_else(|| Sequencing::begin(node, replica, term));
             Source::Ledger(ledger, sequencing)
         } else {
-            Source::Sequencer(Session::default())
+            Source::Sequencer(Session::after(counted.sessions))
         };
         let mut lead = Self {
             node,
@@ -417,7 +432,7 @@ impl<'a> Lead<'a> {
             waiting: Vec::new(),
             latches: Latches::default(),
             txns: Txns::default(),
-            lessor: Lessor::default(),
+            lessor: Lessor::after(counted.births),
             splits: SplitsHere::of(&records, abandoned),
             member_jobs: Vec::new(),
             changing_members: false,
@@ -438,6 +453,17 @@ impl<'a> Lead<'a> {
                 replica.group.report(&error);
                 None
             }
+        }
+    }
+
+    fn counted(&self) -> Counted {
+        let sessions = match &self.source {
+            Source::Sequencer(session) => session.number,
+            Source::Own | Source::Ledger(..) => 0,
+        };
+        Counted {
+            sessions,
+            births: self.lessor.births(),
         }
     }
 

@@ -4,13 +4,16 @@
 //! id of another that is gone is not taken for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pontoon_engine::{EngineError, Revision, Step, Store};
 use tokio::time::Instant;
 
-use crate::codec::{Wire, wire};
+use crate::codec::wire;
+use crate::counters::Counters;
+use crate::format::{self, Unreadable, seal};
 use crate::position::GroupId;
 use crate::records;
 
@@ -145,6 +148,12 @@ wire!(struct LeaseRecord { birth, ttl_secs, revoking, groups });
 const PREFIX: &[u8] = b"lease/";
 
 impl LeaseRecord {
+    const KIND: &str = "lease record";
+
+    fn open(content: Bytes) -> Result<Self, Unreadable> {
+        format::open(Self::KIND, content)
+    }
+
     pub(crate) fn name(&self, id: i64) -> LeaseName {
         LeaseName {
             id,
@@ -155,7 +164,7 @@ impl LeaseRecord {
     pub(crate) fn step(&self, id: i64) -> Step {
         Step::Record {
             name: name(id),
-            content: Some(self.encode()),
+            content: Some(seal(self)),
         }
     }
 }
@@ -181,9 +190,13 @@ fn id_from(bytes: &[u8]) -> Option<i64> {
 }
 
 /// Whether a record, if it is a lease's, can be decoded.
-pub(crate) fn can_read(name: &[u8], content: &Bytes) -> bool {
-    !name.starts_with(PREFIX)
-        || (id_of(name).is_some() && LeaseRecord::decode(content.clone()).is_some())
+pub(crate) fn can_read(name: &[u8], content: &Bytes) -> Result<(), Unreadable> {
+    if !name.starts_with(PREFIX) {
+        return Ok(());
+    }
+    let kind = LeaseRecord::KIND;
+    id_of(name).ok_or(Unreadable::Nonsense { kind })?;
+    LeaseRecord::open(content.clone()).map(drop)
 }
 
 /// The leases, as this node's replica of the root group knows them.
@@ -194,7 +207,9 @@ impl Leases {
     /// Begins anew with what the store has.
     pub(crate) fn read(&self, store: &Store) -> Result<(), EngineError> {
         let found = records::read_all(store, PREFIX, |id, content| {
-            id_from(&id).zip(LeaseRecord::decode(content))
+            let kind = LeaseRecord::KIND;
+            let id = id_from(&id).ok_or(Unreadable::Nonsense { kind })?;
+            Ok((id, LeaseRecord::open(content)?))
         })?;
         *self.0.lock() = found.into_iter().collect();
         Ok(())
@@ -202,7 +217,7 @@ impl Leases {
 
     /// Follows an entry of the root group, whose records can be decoded
     /// ([`records::check`]).
-    pub(crate) fn follow(&self, steps: &[Step]) {
+    pub(crate) fn follow(&self, steps: &[Step], counters: &Counters) {
         for step in steps {
             let Step::Record { name, content } = step else {
                 continue;
@@ -211,13 +226,20 @@ impl Leases {
                 continue;
             };
             let mut leases = self.0.lock();
-            match content.clone().and_then(LeaseRecord::decode) {
+            let record = content.clone().map(LeaseRecord::open);
+            match record.and_then(Result::ok) {
                 Some(record) => {
-                    leases.insert(id, record);
+                    let (birth, ttl) = (record.birth, record.ttl_secs.unsigned_abs());
+                    let before = leases.insert(id, record);
+                    if before.is_none_or(|before| before.birth != birth) {
+                        counters.leases_granted.fetch_add(1, Relaxed);
+                        counters.lease_ttl_secs.record(ttl);
+                    }
                 }
-                None => {
-                    leases.remove(&id);
+                None if leases.remove(&id).is_some() => {
+                    counters.leases_revoked.fetch_add(1, Relaxed);
                 }
+                None => {}
             }
         }
     }

@@ -105,6 +105,8 @@ pub struct Link {
     wake: Notify,
     to_me: mpsc::UnboundedSender<ToMe>,
     for_me: Mutex<Option<mpsc::UnboundedReceiver<ToMe>>>,
+    /// Pings that were sent twice as late as they should have been, or later.
+    pings_late: AtomicU64,
 }
 
 impl Link {
@@ -128,6 +130,7 @@ impl Link {
             wake: Notify::new(),
             to_me,
             for_me: Mutex::new(Some(for_me)),
+            pings_late: AtomicU64::new(0),
         })
     }
 
@@ -225,6 +228,33 @@ impl Link {
             is_there && peer.heard.elapsed() < suspect
         };
         peer == self.me || self.peers.lock().get(&peer).is_some_and(heard)
+    }
+
+    /// How long a message to a peer and its answer take; `None` if none came.
+    pub async fn round_trip(self: &Arc<Self>, peer: NodeId, within: Duration) -> Option<Duration> {
+        let since = Instant::now();
+        // A peer that doesn't know what an empty call is drops it, and says so.
+        let answer = self.call(peer, Bytes::new(), within).await;
+        answer.ok().map(|_| since.elapsed())
+    }
+
+    /// Pings that were late because this process was held up.
+    pub fn pings_late(&self) -> u64 {
+        self.pings_late.load(Ordering::Relaxed)
+    }
+
+    /// Messages of a peer that made no sense.
+    pub fn garbled(&self, peer: NodeId) -> u64 {
+        self.peers.lock().get(&peer).map_or(0, |peer| peer.garbled)
+    }
+
+    /// For how long the peer has been alive without a break, as this process;
+    /// `None` if it isn't alive.
+    pub fn alive_for(&self, peer: NodeId) -> Option<Duration> {
+        let alive = self.is_alive(peer);
+        let peers = self.peers.lock();
+        let peer = peers.get(&peer).filter(|peer| alive && peer.up)?;
+        Some(peer.up_since.elapsed())
     }
 
     /// Suspects a peer that has said that it ends: nothing will come of what
@@ -372,10 +402,14 @@ struct Peer {
     /// The one that has said that it ends.
     forsaken: Option<u64>,
     up: bool,
+    /// When it came up last.
+    up_since: Instant,
     suspected: bool,
     calls: BTreeMap<u64, ReplySender>,
     /// The newest calls of this incarnation that were taken.
     taken: BTreeSet<u64>,
+    /// Messages that made no sense.
+    garbled: u64,
 }
 
 /// Calls that are remembered, so that a repeated one is known.
@@ -392,9 +426,11 @@ impl Peer {
             incarnation: None,
             forsaken: None,
             up: false,
+            up_since: now,
             suspected: false,
             calls: BTreeMap::new(),
             taken: BTreeSet::new(),
+            garbled: 0,
         }
     }
 
@@ -426,6 +462,7 @@ impl Peer {
             self.taken.clear();
         }
         (self.up, self.suspected) = (true, false);
+        self.up_since = self.heard;
         Some(PeerEvent::Up {
             incarnation,
             restarted: earlier.is_some_and(|earlier| earlier != incarnation),
@@ -475,6 +512,9 @@ impl Receiver {
             content,
         }) = Envelope::decode(message)
         else {
+            if let Some(peer) = self.link.peers.lock().get_mut(&from) {
+                peer.garbled += 1;
+            }
             warn!(peer = %from, "ignoring a message that is none");
             return;
         };
@@ -482,6 +522,10 @@ impl Receiver {
         match content {
             Content::Ping => {}
             Content::Tell(message) => self.handler.told(from, message),
+            // Only to see how long it takes.
+            Content::Call { id, message } if message.is_empty() => {
+                let _ = self.link.send(from, Content::Reply { id, message });
+            }
             Content::Call { id, message } => {
                 if !self.link.take(from, id) {
                     return;
@@ -523,7 +567,9 @@ impl Receiver {
 
     fn connected(&self, peer: NodeId) {
         let mut peers = self.link.peers.lock();
-        peers.entry(peer).or_insert_with(Peer::new).connected = true;
+        let known = peers.entry(peer).or_insert_with(Peer::new);
+        known.connected = true;
+        known.sent = Instant::now();
         drop(peers);
         // So that the peer knows at once which incarnation this is.
         let _ = self.link.send(peer, Content::Ping);
@@ -580,6 +626,10 @@ impl Receiver {
         for (id, peer) in self.link.peers.lock().iter_mut() {
             if peer.connected {
                 if peer.sent + ping <= now {
+                    let late = peer.sent + 2 * ping <= now;
+                    self.link
+                        .pings_late
+                        .fetch_add(u64::from(late), Ordering::Relaxed);
                     peer.sent = now;
                     quiet.push(*id);
                 }
@@ -604,6 +654,25 @@ impl Receiver {
         }
         next
     }
+}
+
+/// What `docs/format.md` says of this part.
+#[cfg(test)]
+pub(crate) mod documented {
+    use super::frame::{HEADER_BYTES, Kind, VERSION_MAX, VERSION_MIN};
+    use crate::codec::{Layout, Wire};
+
+    pub(crate) const HELLO: Layout = super::handshake::Hello::LAYOUT;
+
+    pub(crate) const CONSTANTS: [(&str, u64); 7] = [
+        ("FRAME_VERSION_MIN", VERSION_MIN as u64),
+        ("FRAME_VERSION_MAX", VERSION_MAX as u64),
+        ("FRAME_HEADER_BYTES", HEADER_BYTES as u64),
+        ("FRAME_HELLO", Kind::Hello as u64),
+        ("FRAME_TAKEN", Kind::Taken as u64),
+        ("FRAME_REFUSAL", Kind::Refusal as u64),
+        ("FRAME_MESSAGE", Kind::Message as u64),
+    ];
 }
 
 #[cfg(test)]

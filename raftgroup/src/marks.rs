@@ -128,11 +128,21 @@ impl Told {
 
     /// How far the group is closed, wherever the replica here stands.
     pub(crate) fn closed(&self, group: GroupId) -> Revision {
-        let place = self.places.get(&group);
-        place.map_or(Revision(0), |place| {
-            let waiting = place.waiting.back().map(|(closed, _)| closed.revision);
-            place.passed.revision.max(waiting.unwrap_or_default())
-        })
+        let newest = self.newest(group);
+        newest.map_or(Revision(0), |(closed, _)| closed.revision)
+    }
+
+    /// The newest mark of a group, wherever the replica here stands, and the
+    /// root entry that it needs.
+    pub(crate) fn newest(&self, group: GroupId) -> Option<(Closed, LogIndex)> {
+        let place = self.places.get(&group)?;
+        let Passed {
+            revision,
+            index,
+            root,
+        } = place.passed;
+        let passed = (revision.0 > 0).then_some((Closed { revision, index }, root));
+        place.waiting.back().copied().or(passed)
     }
 }
 

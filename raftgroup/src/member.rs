@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::codec::{Wire, wire};
+use crate::codec::wire;
 use crate::error::Failure;
+use crate::format::FormatVersion;
 use crate::message::{Answered, Done, Work};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
@@ -28,19 +29,6 @@ wire!(struct Member { address, learner });
 /// All of them.
 pub(crate) type Members = BTreeMap<NodeId, Member>;
 
-pub(crate) fn encode(members: &Members) -> bytes::Bytes {
-    let list: Vec<(NodeId, Member)> = members
-        .iter()
-        .map(|(id, member)| (*id, member.clone()))
-        .collect();
-    list.encode()
-}
-
-pub(crate) fn decode(bytes: bytes::Bytes) -> Option<Members> {
-    let list = Vec::<(NodeId, Member)>::decode(bytes)?;
-    Some(list.into_iter().collect())
-}
-
 /// Why members are not changed. The texts are etcd's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemberReject {
@@ -59,10 +47,14 @@ pub enum MemberReject {
     /// Nobody would be left to vote, or not enough of those who are there.
     #[error("etcdserver: re-configuration failed due to not enough started members")]
     NotEnough,
+    /// It doesn't understand the version of the cluster.
+    #[error("pontoon: the version of the cluster is newer than what the member understands")]
+    TooOld,
 }
 
 wire!(enum MemberReject {
     0 => Exists, 1 => NotFound, 2 => NotLearner, 3 => NotInSync, 4 => NotEnough,
+    5 => TooOld,
 });
 
 /// What is wrong with a member.
@@ -109,6 +101,11 @@ pub(crate) enum MemberWork {
         alarm: Alarm,
         on: bool,
     },
+    /// Up to which version it understands and agrees to.
+    Version {
+        id: NodeId,
+        version: FormatVersion,
+    },
 }
 
 wire!(enum MemberWork {
@@ -119,6 +116,7 @@ wire!(enum MemberWork {
     4 => Damaged { id, group },
     5 => Rebuilt { id, group },
     6 => Alarm { id, alarm, on },
+    7 => Version { id, version },
 });
 
 /// How a group's leader counts a node.
@@ -244,7 +242,14 @@ impl Inner {
         self.change_members(work, deadline).await?;
         let map = self.map_known(deadline).await?;
         for (placed, _) in map.ranges() {
-            while !self.counted(placed.group, id, deadline).await?.is_out() {
+            loop {
+                match self.counted(placed.group, id, deadline).await {
+                    Ok(counted) if counted.is_out() => break,
+                    // If it led, there is another leader soon. It is removed
+                    // already: only when it isn't counted is still open.
+                    Ok(_) | Err(Failure::LeaderChanged | Failure::NoLeader) => {}
+                    Err(failure) => return Err(failure),
+                }
                 if Instant::now() + RETRY >= deadline {
                     return Err(Failure::TimedOut);
                 }

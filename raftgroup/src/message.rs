@@ -13,6 +13,7 @@ use crate::marks::Marks;
 use crate::member::{Counted, MemberReject, MemberWork};
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::txn::{TxnAnswered, TxnAsk, TxnGrant, TxnId, TxnWork};
+use crate::watch::Pull;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
@@ -60,6 +61,17 @@ pub(crate) enum Message {
     /// What a replica held at an entry; answered with an `Option` of a
     /// [`crate::compare::Compared`].
     Compared { group: GroupId, index: LogIndex },
+    /// To a node that has a replica; answered with a [`crate::watch::Piece`].
+    Pull(Pull),
+    /// To a node that has a replica: what it holds at a revision, with a floor;
+    /// answered with an `Option<u64>`.
+    Sum {
+        group: GroupId,
+        /// Version of the map that says where the group is.
+        map: u64,
+        at: Revision,
+        floor: Revision,
+    },
 }
 
 wire!(enum Message {
@@ -80,6 +92,8 @@ wire!(enum Message {
     14 => Leads { groups },
     15 => TakesLeads,
     16 => IsOpen { txn },
+    17 => Pull(pull),
+    18 => Sum { group, map, at, floor },
 });
 
 /// Whether something was taken note of.

@@ -47,8 +47,30 @@ mutations! {
         "A damaged replica isn't rebuilt.";
     EntryOnAnyState, "entry-on-any-state",
         "An entry is applied on another state than it was evaluated on.";
+    PurgeIgnoresFollowers, "purge-ignores-followers",
+        "The log is shortened though a snapshot is on its way or a follower catches up.";
+    KindBeforeAllKnow, "kind-before-all-know",
+        "A leader uses a new kind of entry before all members know it.";
     VoteIsNotDurable, "vote-is-not-durable",
         "A vote is told before it is durable.";
+    SerializablePerGroup, "serializable-per-group",
+        "A serializable read may be below what its member told of other groups.";
+    MarkWithoutEntries, "mark-without-entries",
+        "A remote part of a watch counts a mark whose entries were not pulled.";
+    PieceBeyondPassed, "piece-beyond-passed",
+        "A piece of a watch counts as complete through what its replica has not applied.";
+    PieceOfOtherKeys, "piece-of-other-keys",
+        "A piece of a watch is given though a part of its keys was split off.";
+    PieceForgetsUndecided, "piece-forgets-undecided",
+        "A piece of a watch shows all entries though a transaction in them is undecided.";
+    CutPieceIsComplete, "cut-piece-is-complete",
+        "A piece of a watch that was cut off counts as complete.";
+    NewSourceBeginsAnew, "new-source-begins-anew",
+        "A watch that goes on at another member is given again what it has pulled.";
+    SpreadsOnlyWhatIsHere, "spreads-only-what-is-here",
+        "Leaders are spread only if the root group's leader has replicas of all groups.";
+    MovedReplicaRoutes, "moved-replica-routes",
+        "A replica that its group doesn't count any more is asked who leads the group.";
 }
 
 /// Whether this bug is to be there.

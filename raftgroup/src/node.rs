@@ -20,16 +20,19 @@ use pontoon_wal::disk::Disk;
 use pontoon_wal::{Clock, Wal, WalError};
 
 use crate::runtime::watched as watch;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::codec::Wire;
+use crate::counters::Counters;
 use crate::error::Failure;
+use crate::format::FormatVersion;
 use crate::health::{self, Fault, Health};
 use crate::lead;
 use crate::lease::{LeaseGranted, LeaseStatus, Leases};
 use crate::link::{self, CallError, Handler, Link, Network, PeerEvent, Reply};
-use crate::map::RangeMap;
+use crate::map::{RangeMap, within};
 use crate::marks::Told;
 use crate::member::{Alarm, Member, MemberWork};
 use crate::mend::Gate;
@@ -39,18 +42,21 @@ use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{Begin, GroupFailure, Tenders, Timing};
 use crate::read::{Answers, ReadPoints};
 use crate::replica::{Note, Replica};
-use crate::runtime::Scope;
+use crate::runtime::{Scope, aside};
 use crate::sequence::Role;
 use crate::split::Copies;
 use crate::txn::TxnId;
-use crate::watch::{Watch, WatchStream, Watches};
-use crate::{compare, mend, opening, reconcile, rest, split};
+use crate::watch::{PIECES_MAX, Watch, WatchStream, Watches};
+use crate::{compare, mend, opening, raft, reconcile, rest, split, versions};
 
 /// How long the last checkpoints may take when a node ends.
 const FINISH_WITHIN: Duration = Duration::from_secs(10);
 
 /// A replica that has so many committed entries to apply has not caught up.
 const BEHIND_ENTRIES_MAX: u64 = 1000;
+
+/// How long another member may take to sum up a group.
+const HASH_WITHIN: Duration = Duration::from_secs(30);
 
 /// How a node is kept.
 #[derive(Clone, Debug)]
@@ -81,8 +87,11 @@ pub struct Config {
     pub dirty_bytes_max: usize,
     /// Memory for the newest events of all groups together.
     pub recent_bytes_max: usize,
-    /// Log entries of a group that are kept for slow followers.
+    /// Log entries of a group that are kept though all its followers have them.
     pub log_entries_kept: u64,
+    /// Bytes of log entries that are kept for slow followers, of all groups
+    /// together; see [`Config::keep_log_within`].
+    pub log_kept_bytes: u64,
     /// Bytes of applied entries of a group that start a checkpoint.
     pub log_bytes_max: u64,
     /// Size of a segment of the log.
@@ -109,6 +118,14 @@ pub struct Config {
     pub stall_max: Duration,
     /// How long a split may take before it is abandoned.
     pub split_max: Duration,
+    /// A log entry that takes longer to apply is warned of.
+    pub slow_apply: Duration,
+    /// The newest format that this node understands. Not [`FormatVersion::NEWEST`]
+    /// only in tests, which take it for another release.
+    #[doc(hidden)]
+    pub newest_format: FormatVersion,
+    /// The newest version of the cluster that this node agrees to.
+    pub cluster_version_max: FormatVersion,
 }
 
 impl Config {
@@ -135,6 +152,7 @@ impl Config {
             dirty_bytes_max: 256 << 20,
             recent_bytes_max: 64 << 20,
             log_entries_kept: 10_000,
+            log_kept_bytes: 384 << 20,
             log_bytes_max: 256 << 20,
             segment_bytes: 32 << 20,
             commit_bytes_max: 0,
@@ -148,11 +166,23 @@ impl Config {
             second: Duration::from_secs(1),
             stall_max: Duration::from_secs(60),
             split_max: Duration::from_secs(600),
+            slow_apply: Duration::from_millis(100),
+            newest_format: FormatVersion::NEWEST,
+            cluster_version_max: FormatVersion::NEWEST,
         }
     }
 }
 
 impl Config {
+    /// Sets how much log is kept so that its files take `bytes` at most, if the
+    /// disk keeps up with checkpoints. Up to half of what lies in segments may
+    /// be garbage, and seven segments are made ahead, in reserve or waiting to
+    /// be used again.
+    pub fn keep_log_within(&mut self, bytes: u64) {
+        let segment = u64::from(self.segment_bytes);
+        self.log_kept_bytes = (bytes / 2).saturating_sub(4 * segment).max(segment);
+    }
+
     /// Where its log is.
     pub(crate) fn log_dir(&self) -> PathBuf {
         let apart = self.wal_dir.clone();
@@ -210,6 +240,7 @@ pub(crate) struct Inner {
     pub(crate) config: Config,
     pub(crate) scope: Scope,
     pub(crate) health: Arc<Health>,
+    pub(crate) counters: Arc<Counters>,
     /// It is about to stop.
     pub(crate) leaving: AtomicBool,
     pub(crate) timing: CallTiming,
@@ -217,6 +248,8 @@ pub(crate) struct Inner {
     /// Per group.
     pub(crate) dirty_bytes_max: usize,
     pub(crate) wal: Wal,
+    /// Changes when the log has grown by a segment.
+    pub(crate) rotations: watch::Sender<u64>,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) tenders: Arc<Tenders>,
     pub(crate) link: Arc<Link>,
@@ -239,6 +272,8 @@ pub(crate) struct Inner {
     pub(crate) read_points: ReadPoints,
     pub(crate) answers: Answers,
     pub(crate) watches: Watches,
+    /// For pieces of watches whose groups are elsewhere.
+    pub(crate) pieces: Semaphore,
 }
 
 /// A member of the cluster.
@@ -258,6 +293,7 @@ impl Node {
             .map_err(NodeFailure::Disk)?;
         let mut wal = pontoon_wal::Config::new(config.log_dir(), config.node.0);
         wal.segment_bytes = config.segment_bytes;
+        wal.clean_above_bytes = wal.clean_above_bytes.min(config.log_kept_bytes);
         if config.commit_bytes_max > 0 {
             wal.commit_bytes_max = config.commit_bytes_max;
         }
@@ -280,8 +316,10 @@ impl Node {
             dirty_bytes_max: (config.dirty_bytes_max / groups).max(4 << 20),
             scope,
             health: Arc::default(),
+            counters: Arc::default(),
             leaving: AtomicBool::new(false),
             wal,
+            rotations: watch::Sender::new(0),
             tenders: Arc::new(Tenders::new(Arc::clone(&disk))),
             disk,
             link,
@@ -300,9 +338,12 @@ impl Node {
             read_points: ReadPoints::default(),
             answers: Answers::default(),
             watches: Watches::default(),
+            pieces: Semaphore::new(PIECES_MAX),
             config,
         });
         health::watch(&inner).map_err(NodeFailure::Threads)?;
+        let rotations = raft::tell_of_rotations(inner.wal.clone(), inner.rotations.clone());
+        inner.scope.spawn(rotations);
         let gate = Arc::new(Gate::default());
         let started = inner
             .link
@@ -328,6 +369,7 @@ impl Node {
         inner.scope.spawn(rest::rest(Arc::clone(&inner)));
         inner.scope.spawn(rest::check_leaders(Arc::clone(&inner)));
         inner.scope.spawn(mend::watch_damage(Arc::clone(&inner)));
+        inner.scope.spawn(versions::tell(Arc::clone(&inner)));
         Ok(Self(inner))
     }
 
@@ -579,16 +621,53 @@ impl Node {
         revisions.max().unwrap_or(Revision::FIRST)
     }
 
+    /// A client of this member was told of a revision, though not by an answer
+    /// to a request: later reads here are not below it (rule 16).
+    pub fn note_told(&self, revision: Revision) {
+        self.0.answers.note_any(revision);
+    }
+
+    /// The highest revision that clients of this member were told of.
+    #[must_use]
+    pub fn told(&self) -> Revision {
+        self.0.answers.highest()
+    }
+
     /// The lowest revision that can be read; below 0 before the first compaction.
     #[must_use]
     pub fn floor(&self) -> Revision {
         self.0.floor()
     }
 
+    /// Watches here that were not given all that they could be.
+    #[must_use]
+    pub fn watches_behind(&self) -> usize {
+        self.0.watches_behind()
+    }
+
+    /// Numbers about this node while it works.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    /// Its end of the connections to the other members.
+    #[must_use]
+    pub fn link(&self) -> &Arc<Link> {
+        &self.0.link
+    }
+
     /// Whether a member was heard of late, or is this one.
     #[must_use]
     pub fn is_alive(&self, id: NodeId) -> bool {
         id == self.0.me || self.0.link.is_alive(id)
+    }
+
+    /// For how long another member has been heard of without a break; `None` if
+    /// it isn't heard of.
+    #[must_use]
+    pub fn alive_for(&self, id: NodeId) -> Option<Duration> {
+        self.0.link.alive_for(id)
     }
 
     /// The root group's term, and who leads it, as far as this member knows.
@@ -611,11 +690,12 @@ impl Node {
         })
     }
 
-    /// The sum of what all replicas here hold at a revision, which is returned
-    /// too, as is the floor that it was taken with; 0 and below: the newest that
-    /// all of them show for good. It is the same at every member with the same
-    /// floor. Whoever asks while not all of them are open, or have come to the
-    /// floor, may ask again, as for a revision of the future.
+    /// The sum of what is current in all replicas here at a revision, which is
+    /// returned too, as is the floor; 0 and below: the newest that all of them
+    /// show for good. It is the same at every member that holds all replicas,
+    /// before and after a compaction to that revision. Whoever asks while not all
+    /// of them are open, or have come to the floor, may ask again, as for a
+    /// revision of the future.
     pub fn hash(&self, revision: Revision) -> Result<ContentSum, Failure> {
         let floor = self.0.floor();
         let map = self.map().ok_or(Reject::FutureRevision)?;
@@ -658,6 +738,37 @@ impl Node {
         }
     }
 
+    /// The same of all keys: what [`Node::hash`] found here, and what other
+    /// members hold of the groups that have no replica here. Who may ask again
+    /// is told so as there.
+    pub async fn hash_with_others(&self, here: ContentSum) -> Result<ContentSum, Failure> {
+        let again = || Failure::from(Reject::FutureRevision);
+        let node = &self.0;
+        let map = self.map().ok_or_else(again)?;
+        let mut sum = here.sum;
+        for (placed, _) in map.ranges() {
+            if placed.members.contains(&node.me) {
+                continue;
+            }
+            let members = placed.members.iter();
+            let mut alive = members.filter(|id| node.link.is_alive(**id));
+            let source = alive.next().ok_or_else(again)?;
+            let question = Message::Sum {
+                group: placed.group,
+                map: map.version,
+                at: here.at,
+                floor: here.floor,
+            };
+            let found = node.call::<Option<u64>>(*source, &question, HASH_WITHIN);
+            let keys = found.await.flatten().ok_or_else(again)?;
+            sum = sum.wrapping_add(keys);
+        }
+        match node.map_version() == Some(map.version) {
+            true => Ok(ContentSum { sum, ..here }),
+            false => Err(again()),
+        }
+    }
+
     /// Gives what is free at the ends of this member's trees back to the file
     /// system, one after the other, while it serves; returns how many bytes.
     pub async fn trim(&self) -> Result<u64, Failure> {
@@ -694,9 +805,9 @@ impl Node {
 pub struct ContentSum {
     /// The revision at which it was taken.
     pub at: Revision,
-    /// The sum of the hashes of all that can be read.
+    /// The sum of the hashes of what is current there.
     pub sum: u64,
-    /// What is superseded below it doesn't count.
+    /// The lowest revision that can be read.
     pub floor: Revision,
 }
 
@@ -719,12 +830,14 @@ pub struct ReplicaStatus {
     pub applied: LogIndex,
     /// Length of its tree's file.
     pub file_bytes: u64,
-    /// How much of that is free.
-    pub free_bytes: u64,
+    /// How much of that the tree needs.
+    pub used_bytes: u64,
     /// The newest revision in it.
     pub revision: Revision,
     /// Its compaction floor.
     pub floor: Revision,
+    /// Reads under way for which a compaction waits.
+    pub open_reads: usize,
     /// Whether its timers rest.
     pub quiet: bool,
     /// How often another's checkpoint became its own since it was opened.
@@ -737,7 +850,7 @@ impl Replica {
     fn status(&self) -> ReplicaStatus {
         let leadership = *self.group.leadership().borrow();
         let store = self.group.store();
-        let (file_bytes, free_bytes) = store.file_bytes();
+        let (file_bytes, _) = store.file_bytes();
         let counts = self.group.counts();
         ReplicaStatus {
             group: self.id,
@@ -748,9 +861,10 @@ impl Replica {
             committed: counts.committed.max(counts.applied),
             applied: counts.applied,
             file_bytes,
-            free_bytes,
+            used_bytes: store.used_bytes(),
             revision: store.revision(),
             floor: store.floor(),
+            open_reads: store.open_reads(),
             quiet: self.group.is_quiet(),
             snapshots: counts.snapshots_installed,
             failure: self.group.failure().map(|reason| reason.to_string()),
@@ -767,6 +881,31 @@ impl Drop for Inner {
 impl Inner {
     pub(crate) fn this(&self) -> Option<Arc<Self>> {
         self.this.upgrade()
+    }
+
+    /// The sum of what a replica here holds at a revision, if it has come so
+    /// far and has this floor.
+    fn sum_of(&self, group: GroupId, map: u64, at: Revision, floor: Revision) -> Option<u64> {
+        let replica = self.replica(group)?;
+        let store = replica.group.store();
+        let keys = self.cluster.borrow().map.as_ref()?.keys_of(group)?;
+        let is_due = || {
+            self.map_version() == Some(map)
+                && within(&keys, &store.bounds())
+                && store.floor() == floor
+        };
+        if self.passed(&replica) < at || !is_due() {
+            return None;
+        }
+        let hash = aside(|| store.hash(at.min(store.revision())));
+        match hash {
+            Ok(hash) => is_due().then_some(hash.keys),
+            Err(EngineError::Reject(_) | EngineError::Undecided(_)) => None,
+            Err(error) => {
+                replica.group.report(&error);
+                None
+            }
+        }
     }
 
     /// The replica of the root group, which every node has.
@@ -819,7 +958,8 @@ impl Inner {
             replica.busy.store(true, Ordering::Relaxed);
             if replica.group.is_quiet() {
                 let term = replica.group.leadership().borrow().term;
-                lead::propose_and_wait(&replica, term, Vec::new()).await;
+                let version = self.cluster_version();
+                lead::propose_and_wait(&replica, version, term, Vec::new()).await;
             }
             replica.group.transfer(to).await;
         }
@@ -938,8 +1078,9 @@ impl Inner {
 
     /// Takes over what the root group's store has, which stands still.
     pub(crate) fn read_root(&self, store: &Store) -> Result<(), EngineError> {
+        let cluster = Cluster::read(store, self.config.newest_format)?;
         self.leases.read(store)?;
-        self.cluster.send_replace(Cluster::read(store)?);
+        self.cluster.send_replace(cluster);
         Ok(())
     }
 
@@ -957,9 +1098,17 @@ impl Inner {
             }
             return;
         }
-        self.leases.follow(steps);
+        self.leases.follow(steps, &self.counters);
         self.cluster
             .send_if_modified(|cluster| cluster.follow(index, steps));
+        let versions = self
+            .cluster
+            .borrow()
+            .versions
+            .check(self.config.newest_format);
+        if let Err(too_old) = versions {
+            self.health.fail(too_old.to_string());
+        }
     }
 }
 
@@ -1051,6 +1200,27 @@ impl Handler for Inner {
             Message::TakesLeads => {
                 let heard: Heard = self.takes_leads();
                 reply.send(heard.encode());
+            }
+            Message::Sum {
+                group,
+                map,
+                at,
+                floor,
+            } => {
+                let Some(node) = self.this() else {
+                    return;
+                };
+                self.scope.spawn(async move {
+                    reply.send(node.sum_of(group, map, at, floor).encode());
+                });
+            }
+            Message::Pull(pull) => {
+                let Some(node) = self.this() else {
+                    return;
+                };
+                // It may read from the disk.
+                self.scope
+                    .spawn(async move { reply.send(node.piece(&pull).encode()) });
             }
             Message::IsOpen { txn } => reply.send(self.is_open(txn).encode()),
             Message::Leads { groups } => reply.send(self.not_led(&groups).encode()),

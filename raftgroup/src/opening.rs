@@ -25,7 +25,7 @@ use crate::message::Message;
 use crate::mutation::{Mutation, mutated};
 use crate::node::{Inner, NodeFailure};
 use crate::position::{GroupId, NodeId};
-use crate::raft::{Begin, Group, GroupConfig, GroupFailure, Machine, Peers};
+use crate::raft::{Begin, Group, GroupConfig, GroupFailure, Kept, Machine, Peers};
 use crate::replica::{Follow, Replica};
 use crate::rounds::Rounds;
 use crate::split::SplitRecord;
@@ -44,6 +44,7 @@ impl Inner {
     /// How a group's replica is kept.
     pub(crate) fn group_config(&self, group: GroupId) -> GroupConfig {
         let groups = self.config.splits.len() + 1;
+        let log_kept = self.config.log_kept_bytes;
         GroupConfig {
             node: self.me,
             group,
@@ -52,13 +53,20 @@ impl Inner {
             store: pontoon_engine::Config {
                 store: self.config.cluster.wrapping_add(u128::from(group.0)),
                 dirty_bytes_max: self.dirty_bytes_max / 2,
-                log_bytes_max: self.config.log_bytes_max,
+                log_bytes_max: self.config.log_bytes_max.min(log_kept / 4),
                 recent_bytes_max: (self.config.recent_bytes_max / groups).max(1 << 20),
+                slow_apply: self.config.slow_apply,
+                counters: Arc::clone(&self.counters.stores),
             },
             timing: self.config.timing,
-            log_entries_kept: self.config.log_entries_kept,
+            kept: Kept {
+                entries_max: self.config.log_entries_kept,
+                bytes_max: log_kept,
+            },
+            rotations: self.rotations.clone(),
             snapshot_window: 16,
             health: Arc::clone(&self.health),
+            counters: Arc::clone(&self.counters),
         }
     }
 
@@ -87,7 +95,7 @@ impl Inner {
             begin,
             ..self.group_config(group)
         };
-        let follow = Follow::new(group, Arc::downgrade(self));
+        let follow = Follow::new(group, Arc::downgrade(self), self.config.newest_format);
         let opened = Group::open(
             config,
             self.wal.clone(),
@@ -100,7 +108,11 @@ impl Inner {
         let opened = opened.await.map_err(failed)?;
         let (jobs, queue) = mpsc::channel(self.config.queue_jobs_max);
         let (notes, told) = mpsc::unbounded_channel();
-        let rounds = Rounds::new(Arc::clone(&opened), self.scope.clone());
+        let rounds = Rounds::new(
+            Arc::clone(&opened),
+            self.scope.clone(),
+            Arc::clone(&self.counters),
+        );
         let replica = Arc::new(Replica::new(group, opened, rounds, follow, jobs, notes));
         if group.is_root() {
             *self.root.write() = Some(Arc::clone(&replica));

@@ -27,6 +27,8 @@ use pontoon_wal::Wal;
 use pontoon_wal::disk::Disk;
 use tokio::sync::oneshot;
 
+use crate::counters::Counters;
+use crate::format::{FormatVersion, Unreadable};
 use crate::health::Health;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::runtime::Scope;
@@ -41,6 +43,7 @@ mod peers;
 mod probe;
 mod receive;
 mod record;
+mod retention;
 mod snapshot;
 mod tenders;
 #[cfg(test)]
@@ -56,6 +59,7 @@ use members::Unchanged;
 pub(crate) use peers::Peers;
 #[allow(unused_imports, reason = "for those who encode proposals")]
 pub(crate) use record::ROOM_BYTES;
+pub(crate) use retention::{Kept, tell_of_rotations};
 pub(crate) use tenders::Tenders;
 
 use failure::Failure;
@@ -64,6 +68,7 @@ use machine::{Replica, StateMachine};
 use peers::Links;
 use probe::Probe;
 use receive::Lanes;
+use retention::{Retention, SentSnapshots};
 use snapshot::Incoming;
 use types::{Reply, Types};
 use watch_over::Overseer;
@@ -90,7 +95,22 @@ pub(crate) trait Machine: Send + Sync + 'static {
 
     /// The steps of a proposed entry; `term` is the entry's own. An error
     /// stops the replica.
-    fn steps(&self, store: &Arc<Store>, term: Term, command: Bytes) -> Result<Vec<Step>, String>;
+    fn steps(
+        &self,
+        store: &Arc<Store>,
+        term: Term,
+        command: Bytes,
+    ) -> Result<Vec<Step>, Unreadable>;
+
+    /// The newest format that this node understands.
+    fn newest_format(&self) -> FormatVersion {
+        FormatVersion::NEWEST
+    }
+
+    /// No entry has a later format, as far as this node knows.
+    fn cluster_format(&self) -> FormatVersion {
+        FormatVersion::FIRST
+    }
 
     /// An entry was applied to `store`, or a snapshot became it (then there
     /// are no steps). Called in order, before the proposer hears of it.
@@ -110,7 +130,7 @@ pub(crate) trait Machine: Send + Sync + 'static {
 }
 
 /// How a replica is kept.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct GroupConfig {
     pub(crate) node: NodeId,
     pub(crate) group: GroupId,
@@ -120,12 +140,15 @@ pub(crate) struct GroupConfig {
     pub(crate) path: PathBuf,
     pub(crate) store: pontoon_engine::Config,
     pub(crate) timing: Timing,
-    /// Entries that are kept for slow followers, though the store needs them no more.
-    pub(crate) log_entries_kept: u64,
+    /// What is kept of the log for slow followers, though the store needs it no more.
+    pub(crate) kept: Kept,
+    /// Changes when the node's log has grown by a segment.
+    pub(crate) rotations: watch::Sender<u64>,
     /// Pieces of a snapshot that are under way at most.
     pub(crate) snapshot_window: usize,
     /// The condition of the node.
     pub(crate) health: Arc<Health>,
+    pub(crate) counters: Arc<Counters>,
 }
 
 /// Heartbeats and elections, as measured by this node's clock.
@@ -257,6 +280,7 @@ pub(crate) struct Group {
     handed_over: AtomicU64,
     /// It was told to stop.
     closing: Arc<AtomicBool>,
+    counters: Arc<Counters>,
 }
 
 impl Group {
@@ -295,11 +319,14 @@ impl Group {
             store: store_id,
             append_within: config.timing.election_min,
             window: config.snapshot_window,
+            sent: SentSnapshots::default(),
             tenders: Arc::clone(tenders),
             probe: Arc::clone(&probe),
             failure: Arc::clone(&failure),
             health: Arc::clone(&config.health),
+            counters: Arc::clone(&config.counters),
         };
+        let sent = links.sent.clone();
         let failed = |fatal| not_started(&failure, fatal);
         let raft = Raft::new(
             config.node.0,
@@ -326,7 +353,16 @@ impl Group {
             health: config.health,
             closing: Arc::clone(&closing),
         };
-        let leadership = overseer.start(scope, config.log_entries_kept);
+        let retention = Retention {
+            node: config.node,
+            raft: raft.clone(),
+            log: log.clone(),
+            sent,
+            kept: config.kept,
+            rotations: config.rotations,
+        };
+        scope.spawn(retention.run(replica.stores()));
+        let leadership = overseer.start(scope);
         Ok(Arc::new(Self {
             node: config.node,
             store_id,
@@ -339,10 +375,11 @@ impl Group {
             probe,
             proposals: watch::Sender::new(0),
             lanes: Lanes::default(),
-            incoming: Incoming::default(),
+            incoming: Incoming::new(Arc::clone(&config.counters)),
             tenders: Arc::clone(tenders),
             handed_over: AtomicU64::new(0),
             closing,
+            counters: Arc::clone(&config.counters),
         }))
     }
 
@@ -662,4 +699,58 @@ fn openraft_config(timing: &Timing) -> Result<openraft::Config, GroupFailure> {
     config
         .validate()
         .map_err(|error| GroupFailure::Config(error.to_string()))
+}
+
+/// What `docs/format.md` says of this part.
+#[cfg(test)]
+pub(crate) mod documented {
+    use bytes::Bytes;
+
+    use openraft::entry::RaftEntry;
+
+    use super::types::{LogEntry, LogId, Membership, StoredMembership, Vote, log_id};
+    use super::{ROOM_BYTES, log, record};
+    use crate::format::{open, seal};
+
+    pub(crate) const CONSTANTS: [(&str, u64); 8] = [
+        ("RECORD_END_BYTES", ROOM_BYTES as u64),
+        ("RECORD_BLANK", record::Kind::Blank as u64),
+        ("RECORD_PROPOSAL", record::Kind::Proposal as u64),
+        ("RECORD_MEMBERSHIP", record::Kind::Membership as u64),
+        ("META_VOTE", log::META_VOTE as u64),
+        ("META_PURGED", log::META_PURGED as u64),
+        ("META_COMMITTED", log::META_COMMITTED as u64),
+        ("META_DOOMED", log::META_DOOMED as u64),
+    ];
+
+    pub(crate) fn is_membership(content: Bytes) -> bool {
+        open::<StoredMembership>("raft/membership", content).is_ok()
+    }
+
+    /// Values of a stream, and log records.
+    pub(crate) fn samples() -> impl Iterator<Item = (&'static str, Bytes)> {
+        let voters = vec![[1, 2].into(), [1, 300].into()];
+        let membership = Membership::new_with_defaults(voters, [4]);
+        let entry = |payload| record::of_entry(&LogEntry::new(log_id(7, 3), payload));
+        [
+            ("vote", seal(&Vote::new_committed(7, 300))),
+            ("position", seal(&Some(log_id(7, 3)))),
+            ("blank", entry(openraft::EntryPayload::Blank)),
+            (
+                "membership",
+                entry(openraft::EntryPayload::Membership(membership)),
+            ),
+            ("proposal", record::of_proposal(7, "proposal".into()).0),
+        ]
+        .into_iter()
+    }
+
+    pub(crate) fn is_read(name: &'static str, bytes: Bytes) -> bool {
+        match name {
+            "vote" => open(name, bytes) == Ok(Vote::new_committed(7, 300)),
+            "position" => open::<Option<LogId>>(name, bytes) == Ok(Some(log_id(7, 3))),
+            _ => record::to_entry(3, bytes.clone())
+                .is_ok_and(|entry| record::of_entry(&entry) == bytes),
+        }
+    }
 }

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -18,6 +19,7 @@ use crate::error::Failure;
 use crate::lead::forbidden;
 use crate::map::{Placed, RangeMap, Touches, within};
 use crate::message::{Answered, Declined, Done, Message, Outcome, ReadPoint, Work};
+use crate::mutation::{Mutation, mutated};
 use crate::node::Inner;
 use crate::position::{GroupId, LogIndex, Term};
 use crate::replica::{Barrier, Note, Replica};
@@ -35,21 +37,36 @@ struct Gathering {
     running: bool,
 }
 
-/// The highest revision that clients of this member were told of each group,
-/// also while there is no replica of it here (rule 16).
+/// The highest revision that clients of this member were told (rule 16), of
+/// each group, also while there is no replica of it here, and of any group.
 #[derive(Default)]
-pub(crate) struct Answers(Mutex<BTreeMap<GroupId, Revision>>);
+pub(crate) struct Answers {
+    groups: Mutex<BTreeMap<GroupId, Revision>>,
+    highest: AtomicI64,
+}
 
 impl Answers {
     /// A client was told of a revision.
     pub(crate) fn note(&self, group: GroupId, revision: Revision) {
-        let mut answers = self.0.lock();
-        let last = answers.entry(group).or_default();
+        let mut groups = self.groups.lock();
+        let last = groups.entry(group).or_default();
         *last = revision.max(*last);
+        self.note_any(revision);
+    }
+
+    /// A client was told of a revision, though not by an answer from a group.
+    pub(crate) fn note_any(&self, revision: Revision) {
+        // The answer itself tells others of it, so nobody relies on the order
+        // of this and other memory.
+        self.highest.fetch_max(revision.0, Ordering::Relaxed);
     }
 
     pub(crate) fn last(&self, group: GroupId) -> Revision {
-        self.0.lock().get(&group).copied().unwrap_or_default()
+        self.groups.lock().get(&group).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn highest(&self) -> Revision {
+        Revision(self.highest.load(Ordering::Relaxed))
     }
 
     /// What was told of a group was told of what is split off from it.
@@ -57,6 +74,9 @@ impl Answers {
         self.note(child, self.last(parent));
     }
 }
+
+/// How soon a read that waits for marks notices that none will come.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Looks for keys. Nobody else waits meanwhile, if there may be many.
 fn find(store: &Store, revision: Revision, wanted: &Range) -> Result<RangeAnswer, EngineError> {
@@ -392,6 +412,12 @@ impl Inner {
         let mut progress = self.progress.subscribe();
         // A member that lags behind what it has told waits a little for itself.
         let patience = (Instant::now() + self.timing.call).min(deadline);
+        // What was told of other groups before this read, too, as long as marks
+        // can be expected to come.
+        let told = match mutated(Mutation::SerializablePerGroup) {
+            true => Revision(0),
+            false => self.answers.highest(),
+        };
         loop {
             progress.mark_unchanged();
             let map = self.map_known(deadline).await?;
@@ -402,20 +428,39 @@ impl Inner {
                 // Nothing to wait for: it is not kept here.
                 return Box::pin(self.read(wanted, deadline)).await;
             }
-            match self.read_here(wanted, &map)? {
+            let hears = self.hears_sequencer() && Instant::now() < patience;
+            let at_least = if hears { told } else { Revision(0) };
+            match self.read_here(wanted, &map, at_least)? {
                 Some(answer) => return Ok(answer),
+                None if Instant::now() >= patience => {
+                    return Box::pin(self.read(wanted, deadline)).await;
+                }
                 None => {
-                    let waited = tokio::time::timeout_at(patience, progress.changed()).await;
-                    if waited.is_err() {
-                        return Box::pin(self.read(wanted, deadline)).await;
-                    }
+                    let wait = match hears {
+                        true => patience.min(Instant::now() + LOOK),
+                        false => patience,
+                    };
+                    // It looks again either way.
+                    let _ = tokio::time::timeout_at(wait, progress.changed()).await;
                 }
             }
         }
     }
 
-    /// Rule 16; `None` if this member must wait or ask others.
-    fn read_here(&self, wanted: &Range, map: &RangeMap) -> Result<Option<RangeAnswer>, Failure> {
+    /// Whether marks can be expected: somebody sequences, and is heard.
+    fn hears_sequencer(&self) -> bool {
+        self.sequencer()
+            .is_some_and(|(_, node)| node == self.me || self.link.is_alive(node))
+    }
+
+    /// Rule 16; `None` if this member must wait or ask others, also if it would
+    /// answer below `at_least`.
+    fn read_here(
+        &self,
+        wanted: &Range,
+        map: &RangeMap,
+        at_least: Revision,
+    ) -> Result<Option<RangeAnswer>, Failure> {
         let parts = map.parts(&wanted.keys);
         let mut replicas = Vec::with_capacity(parts.len());
         for (group, _) in &parts {
@@ -433,7 +478,7 @@ impl Inner {
         let behind = replicas.iter().any(|replica| {
             revision < self.answers.last(replica.id) || revision < replica.group.store().floor()
         });
-        if behind || revision < Revision::FIRST {
+        if behind || revision < Revision::FIRST.max(at_least) {
             return Ok(None);
         }
         if wanted.revision > 0 && wanted.revision < floor.0 {

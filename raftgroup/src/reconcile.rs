@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::map::Placed;
-use crate::message::{Heard, Message, Work};
+use crate::message::{Answered, Heard, Message, Work};
+use crate::mutation::{Mutation, mutated};
 use crate::node::Inner;
 use crate::position::{GroupId, NodeId};
 use crate::raft::Membership;
@@ -239,10 +240,7 @@ impl Inner {
         }
         let voters: BTreeSet<NodeId> = led.keys().copied().collect();
         for (placed, _) in map.ranges() {
-            let Some(replica) = self.replica(placed.group) else {
-                return;
-            };
-            match replica.group.leader() {
+            match self.leader_of(placed.group, map.version).await {
                 Some(leader) => led.entry(leader).or_default().push(placed.group),
                 None => return,
             }
@@ -272,6 +270,23 @@ impl Inner {
                 let _ = self.work_once(*group, map.version, work, soon).await;
                 return;
             }
+        }
+    }
+
+    /// Who leads a group, as the replica here knows, or else the leader itself
+    /// says.
+    async fn leader_of(self: &Arc<Self>, group: GroupId, map: u64) -> Option<NodeId> {
+        if let Some(replica) = self.replica(group) {
+            return replica.group.leader();
+        }
+        if mutated(Mutation::SpreadsOnlyWhatIsHere) {
+            return None;
+        }
+        let soon = Instant::now() + self.timing.call;
+        let work = Work::Count { id: self.me };
+        match self.work_once(group, map, work, soon).await.ok()?.answer {
+            Answered::Counted(counted) => Some(counted.leader),
+            _ => None,
         }
     }
 

@@ -14,8 +14,9 @@ use parking_lot::Mutex;
 use pontoon_engine::{EngineError, Revision, Step, Store};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::command::Command;
+use crate::command::{Command, Kind};
 use crate::compare::Compared;
+use crate::format::{FormatVersion, Unreadable};
 use crate::lease::LeaseName;
 use crate::link::Reply;
 use crate::map::Touches;
@@ -181,6 +182,10 @@ impl Replica {
 pub(crate) struct Follow {
     id: GroupId,
     node: Weak<Inner>,
+    /// The newest format that this node understands.
+    newest: FormatVersion,
+    /// Entries of [`Kind::Trial`] that were applied.
+    pub(crate) trials: AtomicU64,
     /// The entry at hand was meant for another state.
     refused: AtomicBool,
     /// Entries that had no effect, until their proposer asks.
@@ -192,10 +197,12 @@ pub(crate) struct Follow {
 const WITHOUT_EFFECT_MAX: usize = 1024;
 
 impl Follow {
-    pub(crate) fn new(id: GroupId, node: Weak<Inner>) -> Arc<Self> {
+    pub(crate) fn new(id: GroupId, node: Weak<Inner>, newest: FormatVersion) -> Arc<Self> {
         Arc::new(Self {
             id,
             node,
+            newest,
+            trials: AtomicU64::new(0),
             refused: AtomicBool::new(false),
             without_effect: Mutex::default(),
         })
@@ -215,10 +222,29 @@ impl Machine for Follow {
         }
     }
 
-    fn steps(&self, store: &Arc<Store>, term: Term, command: Bytes) -> Result<Vec<Step>, String> {
-        let steps = Command::admitted(command, term, store.last_revision())?;
-        self.refused.store(steps.is_none(), Ordering::Relaxed);
-        let steps = steps.unwrap_or_default();
+    fn newest_format(&self) -> FormatVersion {
+        self.newest
+    }
+
+    fn cluster_format(&self) -> FormatVersion {
+        let node = self.node.upgrade();
+        node.map_or(FormatVersion::FIRST, |node| node.cluster_version())
+    }
+
+    fn steps(
+        &self,
+        store: &Arc<Store>,
+        term: Term,
+        command: Bytes,
+    ) -> Result<Vec<Step>, Unreadable> {
+        let last = store.last_revision();
+        let admitted = Command::admitted(command, term, last, self.newest)?;
+        self.refused
+            .store(admitted.steps.is_none(), Ordering::Relaxed);
+        if admitted.kind == Kind::Trial {
+            self.trials.fetch_add(1, Ordering::Relaxed);
+        }
+        let steps = admitted.steps.unwrap_or_default();
         records::check(&steps)?;
         Ok(steps)
     }
@@ -305,14 +331,15 @@ mod tests {
     #[test]
     fn rule_6_an_entry_on_another_state_has_no_effect() {
         let store = store();
-        let follow = Follow::new(GroupId(1), Weak::new());
+        let follow = Follow::new(GroupId(1), Weak::new(), FormatVersion::NEWEST);
         let follows = |index: u64, base, steps: Vec<Step>| {
             let command = Command {
+                kind: Kind::Steps,
                 term: Term(1),
                 base: Some(Revision(base)),
                 steps,
             };
-            let steps = follow.steps(&store, Term(1), command.to_proposal());
+            let steps = follow.steps(&store, Term(1), command.to_proposal(FormatVersion::FIRST));
             let steps = steps.expect("it makes sense");
             let entry = entry(index, steps);
             store.apply(&entry).expect("it is applied");
@@ -332,18 +359,19 @@ mod tests {
     #[test]
     fn an_entry_whose_record_cant_be_decoded_is_not_applied() {
         let store = store();
-        let follow = Follow::new(GroupId(1), Weak::new());
+        let follow = Follow::new(GroupId(1), Weak::new(), FormatVersion::NEWEST);
         let steps = |name: &'static [u8]| {
             let record = Step::Record {
                 name: Bytes::from_static(name),
-                content: Some(Bytes::from_static(&[0xff; 3])),
+                content: Some(Bytes::from_static(&[1, 0xff, 0xff])),
             };
             let command = Command {
+                kind: Kind::Steps,
                 term: Term(1),
                 base: None,
                 steps: vec![record],
             };
-            follow.steps(&store, Term(1), command.to_proposal())
+            follow.steps(&store, Term(1), command.to_proposal(FormatVersion::FIRST))
         };
         assert!(steps(b"txn/\x01\x02").is_err());
         assert!(steps(b"lease/\0\0\0\0\0\0\0\x07").is_err());

@@ -9,10 +9,13 @@
 //!   caller goes on.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
+use crate::counters::{Counters, ROUND_SLOW};
 use crate::mutation::{Mutation, mutated};
 use crate::position::{LogIndex, Term};
 use crate::raft::{Confirmed, Group, NotLeader};
@@ -24,6 +27,7 @@ type Waiter = oneshot::Sender<Result<Confirmed, NotLeader>>;
 pub(crate) struct Rounds {
     group: Arc<Group>,
     scope: Scope,
+    counters: Arc<Counters>,
     gathering: Mutex<Gathering>,
 }
 
@@ -34,10 +38,11 @@ struct Gathering {
 }
 
 impl Rounds {
-    pub(crate) fn new(group: Arc<Group>, scope: Scope) -> Arc<Self> {
+    pub(crate) fn new(group: Arc<Group>, scope: Scope, counters: Arc<Counters>) -> Arc<Self> {
         Arc::new(Self {
             group,
             scope,
+            counters,
             gathering: Mutex::default(),
         })
     }
@@ -98,7 +103,14 @@ impl Rounds {
                 }
                 std::mem::take(&mut gathering.waiting)
             };
+            let since = Instant::now();
             let answer = self.group.confirm().await;
+            if answer.is_err() {
+                self.counters.rounds_failed.fetch_add(1, Relaxed);
+            }
+            if since.elapsed() > ROUND_SLOW {
+                self.counters.rounds_slow.fetch_add(1, Relaxed);
+            }
             for waiter in waiting {
                 // Nobody waits any more: fine.
                 let _ = waiter.send(answer);

@@ -15,6 +15,7 @@ use crate::lead::unsound;
 use crate::link::CallError;
 use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Done, Forward, Message, Outcome, Work};
+use crate::mutation::{Mutation, mutated};
 use crate::node::Inner;
 use crate::position::{GroupId, NodeId};
 use crate::replica::{Job, Replica, Waiter};
@@ -157,7 +158,8 @@ impl Inner {
         work: Work,
         deadline: Instant,
     ) -> Result<Done, Undone> {
-        let repeatable = matches!(work, Work::Read { .. } | Work::Count { .. });
+        let read_only = matches!(work, Work::Read { .. });
+        let repeatable = read_only || matches!(work, Work::Count { .. });
         let mut hint = None;
         loop {
             let outcome = self
@@ -165,7 +167,7 @@ impl Inner {
                 .await;
             match outcome {
                 Ok(done) => {
-                    self.acknowledge(group, &done, deadline).await;
+                    self.acknowledge(group, &done, read_only, deadline).await;
                     return Ok(done);
                 }
                 Err(Declined::Moved) => return Err(Undone::Moved),
@@ -210,7 +212,12 @@ impl Inner {
         work: Work,
         deadline: Instant,
     ) -> Outcome {
-        let replica = self.replica(group);
+        // One that the map places elsewhere may not be counted any more, and
+        // then hears of no leader; unless it is one itself.
+        let counts = |replica: &Arc<Replica>| {
+            self.is_placed_here(group) || replica.group.leader() == Some(self.me)
+        };
+        let replica = self.replica(group).filter(counts);
         let known = replica.as_ref().and_then(|replica| replica.group.leader());
         match (hint.or(known), &replica) {
             (Some(leader), Some(replica)) if leader == self.me => {
@@ -248,12 +255,24 @@ impl Inner {
         }
     }
 
+    /// Whether the map, if it is known, places a group on this node.
+    fn is_placed_here(&self, group: GroupId) -> bool {
+        let cluster = self.cluster.borrow();
+        let placed = cluster.map.as_ref().and_then(|map| map.placed(group));
+        placed.is_none_or(|placed| placed.members.contains(&self.me))
+            || mutated(Mutation::MovedReplicaRoutes)
+    }
+
     /// A voter of a group that may know who leads it, where the replica here
-    /// doesn't: there is none, or its disk stalls.
+    /// doesn't: there is none, it is on its way out, or its disk stalls.
     fn some_other_voter(&self, group: GroupId) -> Option<NodeId> {
         let map = self.cluster.borrow().map.clone()?;
         let voters = map.placed(group)?.voters.iter();
-        let others: Vec<_> = voters.filter(|voter| **voter != self.me).collect();
+        let mut others: Vec<_> = voters.filter(|voter| **voter != self.me).collect();
+        // One that is gone would let its caller wait.
+        if others.iter().any(|voter| self.link.is_alive(**voter)) {
+            others.retain(|voter| self.link.is_alive(**voter));
+        }
         match others.len() {
             0 => None,
             count => Some(*others[self.scope.random() as usize % count]),
@@ -303,10 +322,13 @@ impl Inner {
         }
     }
 
-    /// Answers after the replica here, if there is one, has it too, so that the
-    /// client finds it here (rule 16).
-    async fn acknowledge(&self, group: GroupId, done: &Done, deadline: Instant) {
-        if let Some(replica) = self.replica(group)
+    /// Answers a write after the replica here, if there is one, has it too, so
+    /// that the client finds it here (rule 16). What was only read needs no
+    /// replica: what it tells is noted, and serializable reads here wait for it.
+    async fn acknowledge(&self, group: GroupId, done: &Done, read_only: bool, deadline: Instant) {
+        if !read_only
+            && self.is_placed_here(group)
+            && let Some(replica) = self.replica(group)
             && replica.applied() < done.index
             && !self.health.is_stalled()
             && !self.wal.is_space_low()
@@ -323,7 +345,11 @@ impl Inner {
     }
 
     /// Does work that another node sent here.
-    pub(crate) async fn serve_forwarded(&self, from: NodeId, forward: Forward) -> Outcome {
+    pub(crate) async fn serve_forwarded(
+        self: &Arc<Self>,
+        from: NodeId,
+        forward: Forward,
+    ) -> Outcome {
         let Some(replica) = self.replica(forward.group) else {
             return Err(Declined::NotLeader(None));
         };

@@ -19,13 +19,13 @@ use tokio::task::AbortHandle;
 
 use crate::cluster::ceiling_step;
 use crate::codec::Wire;
-use crate::command::Command;
+use crate::command::{Command, Kind};
 use crate::ledger::{Ask, Asked, Hello, Ledger, LedgerOpen, Resolved, Tally, TxnEntered, TxnPlace};
 use crate::link::Reply;
 use crate::marks::{GroupMark, Marks};
 use crate::message::{Grant, Heard, Message, ReadPoint};
 use crate::node::Inner;
-use crate::position::{NodeId, Term};
+use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::{NotLeader, Proposed};
 use crate::replica::{Note, Replica};
 use crate::txn::{TxnAsk, TxnAsked, TxnGrant};
@@ -203,6 +203,16 @@ impl Desk {
         confirmed.map(|_| ())
     }
 
+    /// The root entry that goes with what the ledger said, asked for
+    /// afterwards: a group that was born meanwhile may have been granted
+    /// revisions, and who hears of them must know the map that has it (rules 8
+    /// and 15). The map is published, and the group announces itself, before
+    /// the entry counts as applied.
+    fn root(&self) -> LogIndex {
+        let changed = self.node.cluster.borrow().changed;
+        self.replica.applied().max(changed)
+    }
+
     fn enter_txn(&self, ask: &TxnAsk) -> TxnEntered {
         let changed = self.node.cluster.borrow().changed;
         let alive = self.node.leases.all_alive(&ask.leases);
@@ -216,12 +226,14 @@ impl Desk {
     /// any member has shown or acknowledged: the root group's own writes may
     /// be above the ceiling, and the ledger hears late that they are applied.
     fn read_point(&self) -> ReadPoint {
-        let root = self.replica.applied();
-        let mut ledger = self.ledger.lock();
-        ledger.root_has(self.replica.group.store().last_revision());
+        let revision = {
+            let mut ledger = self.ledger.lock();
+            ledger.root_has(self.replica.group.store().last_revision());
+            ledger.read_point()
+        };
         ReadPoint {
-            revision: ledger.read_point(),
-            root,
+            revision,
+            root: self.root(),
         }
     }
 
@@ -233,7 +245,7 @@ impl Desk {
         places: &[TxnPlace],
         reply: Reply,
     ) {
-        let root = self.replica.applied();
+        let root = self.root();
         for place in places {
             let group = place.stamp.group;
             let part = ask.participants.iter().find(|part| part.group == group);
@@ -289,7 +301,6 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
             }
         }
         let changed = desk.node.cluster.borrow().changed;
-        let root = desk.replica.applied();
         let reports = !asks.is_empty();
         let mut granted = Vec::new();
         {
@@ -308,6 +319,7 @@ async fn answer(desk: Arc<Desk>, mut inbox: mpsc::UnboundedReceiver<Question>) {
                 }
             }
         }
+        let root = desk.root();
         if reports {
             desk.news.send_modify(|count| *count += 1);
         }
@@ -345,7 +357,9 @@ async fn raise_ceiling(desk: &Arc<Desk>) {
     if std::mem::replace(&mut *desk.raising.lock(), true) {
         return;
     }
+    let version = desk.node.cluster_version();
     let command = Command {
+        kind: Kind::Steps,
         term: desk.term,
         base: None,
         steps: vec![ceiling_step(ceiling)],
@@ -369,7 +383,7 @@ async fn raise_ceiling(desk: &Arc<Desk>) {
     });
     desk.replica
         .group
-        .propose(desk.term, command.to_proposal(), done)
+        .propose(desk.term, command.to_proposal(version), done)
         .await;
 }
 
@@ -414,11 +428,11 @@ async fn tell(desk: Arc<Desk>, member: NodeId) {
     let mut told_open = Revision(0);
     loop {
         news.mark_unchanged();
-        let root = desk.replica.applied();
         let (open, all): (_, Vec<_>) = {
             let ledger = desk.ledger.lock();
             (ledger.read_point(), ledger.marks().collect())
         };
+        let root = desk.root();
         let is_told = |mark: &GroupMark| {
             let place = told.binary_search_by_key(&mark.group, |told| told.group);
             sequence > 0 && place.is_ok_and(|place| told[place] == *mark)

@@ -29,6 +29,7 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::codec::{Wire, wire};
 use crate::error::Failure;
+use crate::format::{self, Unreadable, seal};
 use crate::message::{Answered, Heard, Message, Work};
 use crate::mutation::{Mutation, mutated};
 use crate::node::{Inner, NodeFailure};
@@ -79,15 +80,19 @@ const PREFIX: &[u8] = b"split/";
 const ABANDONED: &[u8] = b"split-abandoned";
 
 impl SplitRecord {
+    fn open(content: Bytes) -> Result<Self, Unreadable> {
+        format::open("split record", content)
+    }
+
     /// The splits of a store whose upper halves are still in it.
     pub(crate) fn all(store: &Store) -> Result<Vec<Self>, EngineError> {
-        records::read_all(store, PREFIX, |_, content| Self::decode(content))
+        records::read_all(store, PREFIX, |_, content| Self::open(content))
     }
 
     pub(crate) fn step(&self) -> Step {
         Step::Record {
             name: name(self.child),
-            content: Some(self.encode()),
+            content: Some(seal(self)),
         }
     }
 }
@@ -104,13 +109,15 @@ pub(crate) fn forget_step(child: GroupId) -> Step {
 pub(crate) fn abandon_step(child: GroupId) -> Step {
     Step::Record {
         name: Bytes::from_static(ABANDONED),
-        content: Some(child.encode()),
+        content: Some(seal(&child)),
     }
 }
 
 /// Children up to this one are not split off any more.
 pub(crate) fn abandoned(store: &Store) -> Result<GroupId, EngineError> {
-    let abandoned = records::read(store, ABANDONED, GroupId::decode)?;
+    let abandoned = records::read(store, ABANDONED, |content| {
+        format::open("abandoned split", content)
+    })?;
     Ok(abandoned.unwrap_or(GroupId::ROOT))
 }
 
@@ -120,14 +127,17 @@ pub(crate) fn made_by(steps: &[Step]) -> Option<SplitRecord> {
         Step::Record {
             name,
             content: Some(content),
-        } if name.starts_with(PREFIX) => SplitRecord::decode(content.clone()),
+        } if name.starts_with(PREFIX) => SplitRecord::open(content.clone()).ok(),
         _ => None,
     })
 }
 
 /// Whether a record, if it is a split's, can be decoded.
-pub(crate) fn can_read(name: &[u8], content: &Bytes) -> bool {
-    !name.starts_with(PREFIX) || SplitRecord::decode(content.clone()).is_some()
+pub(crate) fn can_read(name: &[u8], content: &Bytes) -> Result<(), Unreadable> {
+    match name.starts_with(PREFIX) {
+        true => SplitRecord::open(content.clone()).map(drop),
+        false => Ok(()),
+    }
 }
 
 /// Whether a step is about a split.

@@ -11,6 +11,8 @@ use pontoon_engine::{
 };
 
 use crate::codec::{Wire, wire};
+use crate::command::version_of_all;
+use crate::format::{self, Unreadable};
 use crate::lease::LeaseName;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::records;
@@ -233,23 +235,30 @@ wire!(struct TxnRecord { fate, revision, participants, keys, then });
 const PREFIX: &[u8] = b"txn/";
 
 impl TxnRecord {
+    const KIND: &str = "transaction record";
+
+    fn open(content: Bytes) -> Result<Self, Unreadable> {
+        format::open(Self::KIND, content)
+    }
+
     /// The records of a store.
     pub(crate) fn all(store: &Store) -> Result<Vec<(TxnId, Self)>, EngineError> {
         records::read_all(store, PREFIX, |name, content| {
-            TxnId::decode(name).zip(Self::decode(content))
+            let id = TxnId::decode(name).ok_or(Unreadable::Nonsense { kind: Self::KIND })?;
+            Ok((id, Self::open(content)?))
         })
     }
 
     /// `None` only if there is no record: whoever hears that may void the
     /// transaction.
     pub(crate) fn of(store: &Store, txn: TxnId) -> Result<Option<Self>, EngineError> {
-        records::read(store, &name(txn), Self::decode)
+        records::read(store, &name(txn), Self::open)
     }
 
     pub(crate) fn step(&self, txn: TxnId) -> Step {
         Step::Record {
             name: name(txn),
-            content: Some(self.encode()),
+            content: Some(format::seal_as(version_of_all(&self.then), self)),
         }
     }
 }
@@ -269,12 +278,13 @@ fn name(txn: TxnId) -> Bytes {
 }
 
 /// Whether a record, if it is a transaction's, can be decoded.
-pub(crate) fn can_read(name: &[u8], content: &Bytes) -> bool {
+pub(crate) fn can_read(name: &[u8], content: &Bytes) -> Result<(), Unreadable> {
     let Some(id) = name.strip_prefix(PREFIX) else {
-        return true;
+        return Ok(());
     };
-    let id = TxnId::decode(Bytes::copy_from_slice(id));
-    id.is_some() && TxnRecord::decode(content.clone()).is_some()
+    let kind = TxnRecord::KIND;
+    TxnId::decode(Bytes::copy_from_slice(id)).ok_or(Unreadable::Nonsense { kind })?;
+    TxnRecord::open(content.clone()).map(drop)
 }
 
 /// The transaction that a request over several groups is.

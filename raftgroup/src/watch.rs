@@ -6,18 +6,33 @@
 //! - Over several groups, only what all of them have closed is delivered.
 //! - A watch holds no events of its own: it reads what the stores have. Only
 //!   if a compaction is about to take what a watch that had caught up was not
-//!   given yet, it is kept for it, up to a limit.
+//!   given yet, it is kept for it. What is kept is bounded, for a watch and for
+//!   all watches of the node, and so is what is read to find it: a watch that
+//!   is further behind is cancelled as compacted. Of groups that have no replica
+//!   here it has what was pulled and not delivered yet (`watch/remote.rs`).
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
-use pontoon_engine::{EngineError, Event, KeyRange, Reject, Revision, Store};
+use pontoon_engine::{EngineError, Event, KeyRange, KeyValue, ReadBudget, Reject, Revision, Store};
 
 use crate::map::within;
+use crate::mutation::{Mutation, mutated};
 use crate::node::Inner;
 use crate::position::GroupId;
 use crate::replica::Replica;
+
+mod remote;
+
+use remote::Pulled;
+pub(crate) use remote::{PIECES_MAX, Piece, Pull};
 
 /// What is to be watched.
 #[derive(Clone, Debug)]
@@ -40,20 +55,49 @@ pub enum Delivery {
     Compacted(Revision),
 }
 
-/// Bytes of events that are read in one go, about.
-const CHUNK_BYTES: usize = 256 << 10;
+/// Bytes of events in a delivery, unless a single revision has more.
+pub const DELIVERY_BYTES: usize = 64 << 10;
 
-/// Revisions that are read in one go at most.
-const WINDOW_MAX: i64 = 4096;
+/// What is read for a delivery, unless a single revision is larger.
+const DELIVERY: ReadBudget = ReadBudget {
+    bytes_max: DELIVERY_BYTES,
+    changes_max: 1 << 14,
+};
+
+/// Revisions of a delivery.
+const DELIVERY_REVISIONS_MAX: i64 = 4096;
 
 /// Bytes of events that are kept for a watch over a compaction.
 const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of events that are kept for all watches of a node.
+const KEPT_BYTES_TOTAL_MAX: usize = 32 << 20;
+
+/// Changes that a compaction of a group looks at for all watches together: it
+/// is applied meanwhile.
+const KEPT_CHANGES_MAX: usize = 1 << 16;
 
 /// A watch, from which deliveries are taken.
 pub struct WatchStream {
     node: Arc<Inner>,
     place: Option<Arc<Place>>,
     wanted: Watch,
+    /// Pieces in flight. They go on while nobody waits for a delivery.
+    pulls: Mutex<FuturesUnordered<BoxFuture<'static, Came>>>,
+}
+
+/// What came of a pull.
+struct Came {
+    pull: Pull,
+    piece: Option<Piece>,
+}
+
+/// Where the events of a part are.
+enum Source {
+    /// In the replica here.
+    Here(Arc<Replica>),
+    /// Only at other members.
+    There(GroupId),
 }
 
 /// Where a watch stands.
@@ -70,19 +114,112 @@ struct State {
     next: Revision,
     /// It was given all there was, at some time since it fell behind.
     caught_up: bool,
-    /// Revisions to read in one go.
-    window: i64,
-    /// Events that a compaction took, with the revision they reach to.
-    kept: BTreeMap<GroupId, (VecDeque<Event>, Revision)>,
+    /// What a compaction took.
+    kept: BTreeMap<GroupId, Kept>,
+    /// What was pulled of groups that have no replica here.
+    pulled: BTreeMap<GroupId, Pulled>,
 }
 
-/// The watches of a node, by the groups that they look at.
+/// Events that are in no store any more.
+struct Kept {
+    events: VecDeque<Event>,
+    /// They reach to this revision.
+    reach: Revision,
+    bytes: usize,
+    /// Bytes that are kept for all watches of the node.
+    total: Arc<AtomicUsize>,
+}
+
+impl Kept {
+    fn through(reach: Revision, total: &Arc<AtomicUsize>) -> Self {
+        Self {
+            events: VecDeque::new(),
+            reach,
+            bytes: 0,
+            total: Arc::clone(total),
+        }
+    }
+
+    fn extend(&mut self, events: Vec<Event>) {
+        for event in events {
+            let event = on_its_own(event);
+            self.bytes += event.bytes();
+            self.total.fetch_add(event.bytes(), Relaxed);
+            self.events.push_back(event);
+        }
+    }
+
+    /// The first event, if it isn't above a revision.
+    fn pop_through(&mut self, through: Revision) -> Option<Event> {
+        let event = self
+            .events
+            .pop_front_if(|event| event.change.revision <= through)?;
+        self.bytes -= event.bytes();
+        self.total.fetch_sub(event.bytes(), Relaxed);
+        Some(event)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// The event in memory of its own: parts of a larger buffer would hold all of
+/// it.
+fn on_its_own(mut event: Event) -> Event {
+    let own = |kv: &mut KeyValue| {
+        kv.key = Bytes::copy_from_slice(&kv.key);
+        kv.value = Bytes::copy_from_slice(&kv.value);
+    };
+    own(&mut event.kv);
+    event.prev_kv.as_mut().map(own);
+    event
+}
+
+/// The watches of a node.
 #[derive(Default)]
-pub(crate) struct Watches(Mutex<BTreeMap<GroupId, Vec<Weak<Place>>>>);
+pub(crate) struct Watches {
+    /// By the groups that they look at.
+    places: Mutex<BTreeMap<GroupId, Vec<Weak<Place>>>>,
+    kept_bytes: Arc<AtomicUsize>,
+}
+
+impl Inner {
+    /// Watches that were not given all that they could be.
+    pub(crate) fn watches_behind(&self) -> usize {
+        let mut passed = BTreeMap::new();
+        let mut passed_in = |group: GroupId| {
+            let replica = || self.replica(group).map(|replica| self.passed(&replica));
+            *passed.entry(group).or_insert_with(replica)
+        };
+        let places = self.watches.all().into_iter();
+        let behind = places.filter(|place| {
+            let (groups, next) = {
+                let state = place.state.lock();
+                let groups = state.parts.iter().map(|(group, _)| *group);
+                (groups.collect::<Vec<_>>(), state.next)
+            };
+            // What one of its groups can't say, it can't be given.
+            let passed = groups.into_iter().map(&mut passed_in).min().flatten();
+            passed.is_some_and(|passed| next <= passed)
+        });
+        behind.count()
+    }
+}
 
 impl Watches {
+    /// All that are still there.
+    fn all(&self) -> Vec<Arc<Place>> {
+        let places = self.places.lock();
+        let places = places.values().flatten().filter_map(Weak::upgrade);
+        let places = places.map(|place| (Arc::as_ptr(&place), place));
+        places.collect::<BTreeMap<_, _>>().into_values().collect()
+    }
+
     fn add(&self, place: &Arc<Place>, groups: impl Iterator<Item = GroupId>) {
-        let mut watches = self.0.lock();
+        let mut watches = self.places.lock();
         for group in groups {
             let places = watches.entry(group).or_default();
             if places.len().is_power_of_two() {
@@ -95,7 +232,7 @@ impl Watches {
     /// A part of a group's keys is in another group from now on.
     pub(crate) fn split(&self, parent: GroupId, child: GroupId, keys: &KeyRange) {
         let places: Vec<_> = {
-            let watches = self.0.lock();
+            let watches = self.places.lock();
             let places = watches.get(&parent).into_iter().flatten();
             places.filter_map(Weak::upgrade).collect()
         };
@@ -114,14 +251,18 @@ impl Watches {
         store: &Arc<Store>,
         floor: Revision,
     ) -> Result<(), EngineError> {
-        let places: Vec<_> = {
-            let watches = self.0.lock();
+        let mut places: Vec<_> = {
+            let watches = self.places.lock();
             let places = watches.get(&group).into_iter().flatten();
             places.filter_map(Weak::upgrade).collect()
         };
-        let kept = places
-            .iter()
-            .map(|place| place.keep(group, store, floor.previous()));
+        // Those that lack least come first: the budget suffices for most.
+        places.sort_by_cached_key(|place| Reverse(place.state.lock().next));
+        let mut changes_left = KEPT_CHANGES_MAX;
+        let kept = places.iter().map(|place| {
+            let through = floor.previous();
+            place.keep(group, store, through, &self.kept_bytes, &mut changes_left)
+        });
         kept.fold(Ok(()), Result::and)
     }
 }
@@ -132,6 +273,7 @@ impl WatchStream {
             node: Arc::clone(node),
             place: None,
             wanted,
+            pulls: Mutex::default(),
         };
         // From now on, if that can be said already.
         stream.take_place();
@@ -147,29 +289,51 @@ impl WatchStream {
 
     /// The next delivery; `None` if the node has ended.
     pub async fn next(&mut self) -> Option<Delivery> {
+        self.next_through(Revision(i64::MAX)).await
+    }
+
+    /// The next delivery, of events up to a revision only.
+    pub async fn next_through(&mut self, last: Revision) -> Option<Delivery> {
+        let next = self.next_in(last, || std::future::ready(()));
+        next.await.map(|(delivery, _)| delivery)
+    }
+
+    /// The same, back-pressured: when there is something to read, and not
+    /// before, `room` is awaited for it, and what that gives comes with the
+    /// delivery. A delivery without events needs no room.
+    pub async fn next_in<F: Future>(
+        &mut self,
+        last: Revision,
+        room: impl Fn() -> F,
+    ) -> Option<(Delivery, Option<F::Output>)> {
+        let mut held = None;
         let mut progress = self.node.progress.subscribe();
         loop {
             progress.mark_unchanged();
             self.take_place();
             let mut applied = None;
             if let Some(place) = self.place.clone()
-                && let Some(replicas) = self.replicas(&place)
+                && let Some(sources) = self.sources(&place)
             {
                 // Before looking, so that nothing slips through.
-                applied = match &replicas[..] {
-                    [only] => Some(only.group.applied()),
+                applied = match &sources[..] {
+                    [Source::Here(only)] => Some(only.group.applied()),
                     _ => None,
                 };
                 if let Some(applied) = &mut applied {
                     applied.mark_unchanged();
                 }
-                match self.look(&place, &replicas) {
-                    Looked::Found(delivery) => return Some(delivery),
+                match self.look(&place, &sources, last, held.is_some()) {
+                    Looked::Found(delivery) => return Some((delivery, held)),
+                    Looked::Due => {
+                        held = Some(room().await);
+                        continue;
+                    }
                     Looked::More => {
                         tokio::task::yield_now().await;
                         continue;
                     }
-                    Looked::Nothing => {}
+                    Looked::Nothing => self.pull(&place, &sources),
                     // Its keys are elsewhere now, or will be.
                     Looked::Moved => {
                         applied = None;
@@ -179,20 +343,99 @@ impl WatchStream {
                     }
                 }
             }
+            held = None;
+            let came = std::future::poll_fn(|context| {
+                // An empty one is at its end, and says so.
+                match self.pulls.lock().poll_next_unpin(context) {
+                    Poll::Ready(None) => Poll::Pending,
+                    came => came,
+                }
+            });
             let waited = match &mut applied {
                 // A watch inside one group is given what is applied; but it
-                // may be split.
+                // may be split, and its replica may go.
                 Some(applied) => tokio::select! {
                     biased;
-                    changed = applied.changed() => changed.is_ok(),
+                    changed = applied.changed() => match changed {
+                        Ok(()) => true,
+                        Err(_) => progress.changed().await.is_ok(),
+                    },
                     changed = self.node.cluster_changed() => changed,
                 },
-                None => progress.changed().await.is_ok(),
+                None => tokio::select! {
+                    biased;
+                    came = came => match self.came(came) {
+                        Some(compacted) => return Some((compacted, None)),
+                        None => true,
+                    },
+                    changed = progress.changed() => changed.is_ok(),
+                },
             };
             if !waited {
                 return None;
             }
         }
+    }
+
+    /// Asks for pieces of the parts that are elsewhere and hold the others back.
+    fn pull(&self, place: &Arc<Place>, sources: &[Source]) {
+        let root = self.node.root_applied();
+        let mut state = place.state.lock();
+        let state = &mut *state;
+        for (source, (group, keys)) in sources.iter().zip(&state.parts) {
+            if matches!(source, Source::Here(_)) {
+                continue;
+            }
+            let kept = state.kept.get(group).map(|kept| kept.reach);
+            let pulled = state.pulled.entry(*group).or_default();
+            let closed = self.node.closed(*group);
+            let passed = pulled.passed(&self.node, *group, root);
+            if pulled.asked || !pulled.is_empty() || closed <= passed {
+                continue;
+            }
+            let from = match mutated(Mutation::NewSourceBeginsAnew) {
+                true => state.next,
+                false => begins(state.next, kept, Some(pulled)),
+            };
+            let pull = Pull {
+                group: *group,
+                map: state.version,
+                keys: keys.clone(),
+                from,
+                prev_kv: place.prev_kv,
+                caught_up: state.caught_up,
+            };
+            pulled.asked = true;
+            let piece = self.node.pull(pull.clone(), pulled);
+            let came = async move {
+                let piece = piece.await;
+                Came { pull, piece }
+            };
+            self.pulls.lock().push(Box::pin(came));
+        }
+    }
+
+    /// Takes a piece that came, if it is what is wanted now.
+    fn came(&self, came: Option<Came>) -> Option<Delivery> {
+        let (Some(Came { pull, piece }), Some(place)) = (came, &self.place) else {
+            return None;
+        };
+        let mut state = place.state.lock();
+        let state = &mut *state;
+        let kept = state.kept.get(&pull.group).map(|kept| kept.reach);
+        let pulled = state.pulled.get_mut(&pull.group)?;
+        pulled.asked = false;
+        let asked = begins(state.next, kept, Some(pulled));
+        let part = (pull.group, pull.keys);
+        // (It may have been delivered what is before the piece without it, as
+        // the closed marks said that there is nothing.)
+        let is_wanted = state.version == pull.map && pull.from <= asked;
+        let is_late = pull.from < asked && matches!(piece, Some(Piece::Compacted(_)));
+        if !is_wanted || is_late || !state.parts.contains(&part) {
+            return None;
+        }
+        let floor = pulled.came(asked, piece)?;
+        Some(Delivery::Compacted(floor))
     }
 
     /// Looks for the keys where the map has them; `false` if that is no news.
@@ -216,9 +459,13 @@ impl WatchStream {
             }
             new.push(group);
             let holder = before.iter().find(|(_, all)| all.overlaps(&keys));
-            let reach = holder.and_then(|(holder, _)| state.kept.get(holder));
-            if let Some(reach) = reach.map(|(_, reach)| *reach) {
-                state.kept.entry(group).or_insert((VecDeque::new(), reach));
+            let pulled = holder.and_then(|(holder, _)| state.pulled.get(holder));
+            if let Some(pulled) = pulled.map(Pulled::of_child) {
+                state.pulled.entry(group).or_insert(pulled);
+            }
+            let kept = holder.and_then(|(holder, _)| state.kept.get(holder));
+            if let Some(kept) = kept.map(|kept| Kept::through(kept.reach, &kept.total)) {
+                state.kept.entry(group).or_insert(kept);
             }
         }
         drop(state);
@@ -243,30 +490,26 @@ impl WatchStream {
                 version: map.version,
                 next: self.wanted.from,
                 caught_up: false,
-                window: 64,
                 kept: BTreeMap::new(),
+                pulled: BTreeMap::new(),
             }),
         };
-        let Some(replicas) = self.replicas(&place) else {
+        let Some(sources) = self.sources(&place) else {
             return;
         };
+        let state = place.state.get_mut();
+        let shown = self.shown(state, &sources);
+        let covers = self.covers(state, &sources);
         if self.wanted.from.0 > 0 {
-            let passed = self.passed(&replicas);
-            let state = place.state.get_mut();
-            let covers = self.node.covers(state.version, &state.parts, &replicas);
-            state.caught_up = covers && passed < state.next;
+            state.caught_up = covers && shown.is_some_and(|shown| shown < state.next);
         } else {
-            // What a client was told of has happened before.
-            let told = replicas
-                .iter()
-                .map(|replica| self.node.answers.last(replica.id));
-            let told = told.max().unwrap_or_default();
-            let passed = self.passed(&replicas);
-            let state = place.state.get_mut();
-            if !self.node.covers(state.version, &state.parts, &replicas) {
+            let Some(shown) = shown.filter(|_| covers) else {
                 return;
-            }
-            state.next = passed.max(told).next();
+            };
+            // What a client was told of has happened before.
+            let told = groups.iter().map(|group| self.node.answers.last(*group));
+            let told = told.max().unwrap_or_default();
+            state.next = shown.max(told).next();
             state.caught_up = true;
         }
         let place = Arc::new(place);
@@ -274,25 +517,74 @@ impl WatchStream {
         self.place = Some(place);
     }
 
-    fn replicas(&self, place: &Place) -> Option<Vec<Arc<Replica>>> {
+    /// Where the parts are; `None` if a replica that belongs here isn't open.
+    fn sources(&self, place: &Place) -> Option<Vec<Source>> {
+        let map = self.node.cluster.borrow().map.clone()?;
         let state = place.state.lock();
-        let groups = state.parts.iter();
-        let replicas = groups.map(|(group, _)| self.node.replica(*group));
-        replicas.collect()
+        let groups = state.parts.iter().map(|(group, _)| *group);
+        let sources = groups.map(|group| {
+            let placed = map.placed(group);
+            let is_here = placed.is_none_or(|placed| placed.members.contains(&self.node.me));
+            match self.node.replica(group) {
+                Some(replica) if is_here => Some(Source::Here(replica)),
+                None if is_here => None,
+                _ => Some(Source::There(group)),
+            }
+        });
+        sources.collect()
     }
 
-    /// What all parts show for good.
-    fn passed(&self, replicas: &[Arc<Replica>]) -> Revision {
-        let passed = replicas.iter().map(|replica| self.node.passed(replica));
+    /// What all parts show here for good.
+    fn passed(&self, state: &State, sources: &[Source]) -> Revision {
+        let root = self.node.root_applied();
+        let passed = sources.iter().map(|source| match source {
+            Source::Here(replica) => self.node.passed(replica),
+            Source::There(group) => {
+                let pulled = state.pulled.get(group);
+                pulled.map_or(Revision(0), |pulled| {
+                    pulled.passed(&self.node, *group, root)
+                })
+            }
+        });
         passed.min().unwrap_or_default()
     }
 
-    fn look(&self, place: &Place, replicas: &[Arc<Replica>]) -> Looked {
-        let passed = self.passed(replicas);
+    /// The same, with what other members show of the parts that are there;
+    /// `None` if nothing is known of one.
+    fn shown(&self, state: &State, sources: &[Source]) -> Option<Revision> {
+        let shown = sources.iter().map(|source| match source {
+            Source::Here(replica) => self.node.passed(replica),
+            Source::There(group) => {
+                let pulled = state.pulled.get(group);
+                let reach = pulled.map_or(Revision(0), |pulled| pulled.reach);
+                self.node.closed(*group).max(reach)
+            }
+        });
+        shown.min().filter(|shown| shown.0 > 0)
+    }
+
+    /// Whether the parts are those of the map, and of the replicas here. Asked
+    /// after what they have passed was taken, it says that this was about all
+    /// of the keys.
+    fn covers(&self, state: &State, sources: &[Source]) -> bool {
+        let mut pairs = sources.iter().zip(&state.parts);
+        sources.len() == state.parts.len()
+            && self.node.map_version() == Some(state.version)
+            && pairs.all(|(source, (group, keys))| match source {
+                Source::Here(replica) => {
+                    replica.id == *group && within(keys, &replica.group.store().bounds())
+                }
+                Source::There(there) => there == group,
+            })
+    }
+
+    fn look(&self, place: &Place, sources: &[Source], last: Revision, has_room: bool) -> Looked {
         let floor = self.node.floor();
         let mut state = place.state.lock();
+        let passed = self.passed(&state, sources);
+        let shown = self.shown(&state, sources);
         // After what was passed was taken: it is about all of the keys.
-        if !self.node.covers(state.version, &state.parts, replicas) {
+        if !self.covers(&state, sources) {
             return Looked::Moved;
         }
         if !state.caught_up && state.next < floor {
@@ -300,21 +592,40 @@ impl WatchStream {
         }
         if passed < state.next {
             // Also one that begins later was given all there is.
-            state.caught_up = true;
+            state.caught_up |= shown.is_some_and(|shown| shown < state.next);
             return Looked::Nothing;
         }
-        let through = passed.min(Revision(state.next.0.saturating_add(state.window - 1)));
+        if last < state.next {
+            return Looked::Nothing;
+        }
+        if !has_room {
+            return Looked::Due;
+        }
+        let window = state.next.0.saturating_add(DELIVERY_REVISIONS_MAX - 1);
+        let mut through = passed.min(last).min(Revision(window));
         let mut events = Vec::new();
         let parts = state.parts.clone();
-        for (replica, (group, keys)) in replicas.iter().zip(&parts) {
-            let kept = state.kept.get(group);
-            let from = kept.map_or(state.next, |(_, reach)| reach.next().max(state.next));
+        for (source, (group, keys)) in sources.iter().zip(&parts) {
+            let Source::Here(replica) = source else {
+                continue;
+            };
+            let kept = state.kept.get(group).map(|kept| kept.reach);
+            let from = begins(state.next, kept, state.pulled.get(group));
             if from > through {
                 continue;
             }
             let store = replica.group.store();
-            match store.events(keys, from, through, place.prev_kv) {
-                Ok(more) => events.extend(more),
+            let read = store.events_within(keys, from, through, place.prev_kv, DELIVERY);
+            let read = read.and_then(|read| match read.through < from {
+                // A revision is never split.
+                true => Ok((store.events(keys, from, from, place.prev_kv)?, from)),
+                false => Ok((read.events, read.through)),
+            });
+            match read {
+                Ok((more, reach)) => {
+                    events.extend(more);
+                    through = reach;
+                }
                 Err(EngineError::Reject(Reject::Compacted)) => {
                     return Looked::Found(Delivery::Compacted(store.floor().max(floor)));
                 }
@@ -325,13 +636,14 @@ impl WatchStream {
                 }
             }
         }
-        if parts.len() > 1 || !state.kept.is_empty() {
+        if parts.len() > 1 || !state.kept.is_empty() || !state.pulled.is_empty() {
+            events.retain(|event| event.change.revision <= through);
             state.take_kept(through, &mut events);
+            state.take_pulled(through, sources, &mut events);
             events.sort_by_key(|event| event.change);
         }
         state.next = through.next();
-        state.caught_up |= through == passed;
-        state.adapt(&events);
+        state.caught_up |= shown.is_some_and(|shown| shown <= through);
         match events.is_empty() {
             true => Looked::More,
             false => Looked::Found(Delivery::Events(events)),
@@ -339,8 +651,16 @@ impl WatchStream {
     }
 }
 
+/// The first revision of a part that is neither delivered, nor kept, nor pulled.
+fn begins(next: Revision, kept: Option<Revision>, pulled: Option<&Pulled>) -> Revision {
+    let reach = kept.max(pulled.map(|pulled| pulled.reach));
+    next.max(reach.unwrap_or_default().next())
+}
+
 enum Looked {
     Found(Delivery),
+    /// There are revisions to read, which needs room.
+    Due,
     /// Nothing in these revisions, but there are more.
     More,
     Nothing,
@@ -369,80 +689,90 @@ impl State {
             self.parts[at] = (child, part);
         }
         // What was kept of it over a compaction counts for both.
-        if let Some((_, reach)) = self.kept.get(&parent) {
-            let reach = *reach;
-            self.kept.insert(child, (VecDeque::new(), reach));
+        if let Some(kept) = self.kept.get(&parent) {
+            let kept = Kept::through(kept.reach, &kept.total);
+            self.kept.insert(child, kept);
+        }
+        if let Some(pulled) = self.pulled.get(&parent).map(Pulled::of_child) {
+            self.pulled.insert(child, pulled);
         }
         true
     }
 
-    /// Takes what was kept, also for a group that has none of the keys any more.
-    fn take_kept(&mut self, through: Revision, events: &mut Vec<Event>) {
-        self.kept.retain(|_, (kept, reach)| {
-            while let Some(event) = kept.pop_front_if(|event| event.change.revision <= through) {
-                events.push(event);
-            }
-            *reach > through
+    /// Takes what was pulled, also of a group that has a replica here by now.
+    fn take_pulled(&mut self, through: Revision, sources: &[Source], events: &mut Vec<Event>) {
+        let is_there = |group: &GroupId| {
+            let mut sources = sources.iter();
+            sources.any(|source| matches!(source, Source::There(there) if there == group))
+        };
+        self.pulled.retain(|group, pulled| {
+            pulled.take(through, events);
+            pulled.reach > through || is_there(group)
         });
     }
 
-    /// Reads more revisions at a time where little happens.
-    fn adapt(&mut self, events: &[Event]) {
-        let bytes = events.iter().map(event_bytes).sum::<usize>();
-        if bytes > CHUNK_BYTES {
-            self.window = (self.window / 2).max(1);
-        } else if bytes < CHUNK_BYTES / 4 {
-            self.window = (self.window * 2).min(WINDOW_MAX);
-        }
+    /// Takes what was kept, also for a group that has none of the keys any more.
+    fn take_kept(&mut self, through: Revision, events: &mut Vec<Event>) {
+        self.kept.retain(|_, kept| {
+            while let Some(event) = kept.pop_through(through) {
+                events.push(event);
+            }
+            kept.reach > through
+        });
     }
 }
 
 impl Place {
-    /// Keeps what a watch that has caught up was not given yet.
+    /// Keeps what a watch that has caught up was not given yet; one for which
+    /// that is too much is compared with the floor like any other.
     fn keep(
         &self,
         group: GroupId,
         store: &Arc<Store>,
         through: Revision,
+        total: &Arc<AtomicUsize>,
+        changes_left: &mut usize,
     ) -> Result<(), EngineError> {
         let mut state = self.state.lock();
         if !state.caught_up || state.next > through {
             return Ok(());
         }
-        let next = state.next;
         let parts = state.parts.iter().filter(|(part, _)| *part == group);
         let parts: Vec<_> = parts.cloned().collect();
         if parts.is_empty() {
             return Ok(());
         }
         let bounds = store.bounds();
-        let (mut events, reach) = state.kept.remove(&group).unwrap_or_default();
+        let kept = state.kept.remove(&group);
+        let mut kept = kept.unwrap_or_else(|| Kept::through(Revision(0), total));
+        let from = state.next.max(kept.reach.next());
+        let others: usize = state.kept.values().map(|kept| kept.bytes).sum();
         for (_, keys) in &parts {
-            let from = next.max(reach.next());
-            match store.events(keys, from, through, self.prev_kv) {
-                Ok(more) if within(keys, &bounds) => events.extend(more),
-                // A part of it is elsewhere, by a snapshot that was past the split.
+            let budget = ReadBudget {
+                bytes_max: KEPT_BYTES_MAX
+                    .saturating_sub(others + kept.bytes)
+                    .min(KEPT_BYTES_TOTAL_MAX.saturating_sub(total.load(Relaxed))),
+                changes_max: *changes_left,
+            };
+            let read = store.events_within(keys, from, through, self.prev_kv, budget);
+            if let Ok(read) = &read {
+                *changes_left -= read.changes;
+            }
+            match read {
+                Ok(read) if read.through == through && within(keys, &bounds) => {
+                    kept.extend(read.events);
+                }
+                // It is too slow, or a part of its keys is elsewhere, by a
+                // snapshot that was past the split.
                 found => {
                     state.caught_up = false;
+                    state.kept.clear();
                     return found.map(|_| ());
                 }
             }
         }
-        if events.iter().map(event_bytes).sum::<usize>() > KEPT_BYTES_MAX {
-            // Too slow: it is compared with the floor like any other.
-            state.caught_up = false;
-            state.kept.clear();
-            return Ok(());
-        }
-        state.kept.insert(group, (events, through));
+        kept.reach = through;
+        state.kept.insert(group, kept);
         Ok(())
     }
-}
-
-fn event_bytes(event: &Event) -> usize {
-    let prev = event
-        .prev_kv
-        .as_ref()
-        .map_or(0, |kv| kv.key.len() + kv.value.len());
-    size_of::<Event>() + event.kv.key.len() + event.kv.value.len() + prev
 }

@@ -2,13 +2,17 @@
 
 use bytes::Bytes;
 use pontoon_engine::{
-    Answer, Compare, DeleteAnswer, DeleteRange, Effect, KeyValue, Op, Operand, Put, PutAnswer,
-    Range, RangeAnswer, Reject, Relation, Request, SortOrder, SortTarget, Step, Txn, TxnAnswer,
+    Answer, Change, Compare, DeleteAnswer, DeleteRange, Effect, Event, EventKind, KeyValue, Op,
+    Operand, Put, PutAnswer, Range, RangeAnswer, Reject, Relation, Request, SortOrder, SortTarget,
+    Step, Txn, TxnAnswer,
 };
 
 use super::{Wire, wire};
 
 wire!(struct KeyValue { key, value, create, modified, version, lease });
+wire!(struct Change { revision, sub });
+wire!(enum EventKind { 0 => Put, 1 => Delete });
+wire!(struct Event { change, kind, kv, prev_kv });
 wire!(enum SortOrder { 0 => None, 1 => Ascend, 2 => Descend });
 wire!(enum SortTarget { 0 => Key, 1 => Version, 2 => Create, 3 => Modified, 4 => Value });
 wire!(struct Range {

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use pontoon_engine::{Put, Reject, Request, Revision, Step};
@@ -69,6 +70,19 @@ fn done(answered: LeaseAnswered, index: LogIndex) -> Done {
 }
 
 impl Lessor {
+    /// One that has granted so many leases in this term already.
+    pub(super) fn after(births: u64) -> Self {
+        Self {
+            births,
+            ..Self::default()
+        }
+    }
+
+    /// How many leases were granted in this term.
+    pub(super) fn births(&self) -> u64 {
+        self.births
+    }
+
     /// Whether so many are being revoked, or about to be, that others wait.
     fn is_busy(&self) -> bool {
         self.driven.len() + self.proposed.len() >= DRIVEN_MAX
@@ -472,11 +486,12 @@ impl Lead<'_> {
         if still && revision.is_none() {
             return self.change_lease(name.id, None, None);
         }
-        if let Some(revision) = revision {
-            let index = self.replica.applied();
-            for job in self.lessor.driven.remove(&name).into_iter().flatten() {
-                job.finish(Ok(done(LeaseAnswered::Revoked(revision), index)));
-            }
+        // It went with a transaction of which nobody heard the end: then the
+        // revision of its deletes is not known, and no other is told.
+        let index = self.replica.applied();
+        let outcome = revision.map(|revision| done(LeaseAnswered::Revoked(revision), index));
+        for job in self.lessor.driven.remove(&name).into_iter().flatten() {
+            job.finish(outcome.clone().ok_or(Declined::Unknown));
         }
         self.forget_gone(name.id, lease.as_ref());
     }
@@ -500,7 +515,9 @@ impl Lead<'_> {
             };
             // Until it is gone it is looked at again.
             self.lessor.deadlines.extend(name, now + RETRY);
-            self.lessor.ending.insert(name);
+            if self.lessor.ending.insert(name) {
+                self.node.counters.leases_expired.fetch_add(1, Relaxed);
+            }
             if lease.revoking || self.lessor.proposed.contains_key(&name.id) {
                 continue;
             }
@@ -570,6 +587,7 @@ impl Lead<'_> {
             return Ok(None);
         };
         self.extend(id, &lease, came);
+        self.node.counters.leases_renewed.fetch_add(1, Relaxed);
         Ok(Some(lease.ttl_secs))
     }
 

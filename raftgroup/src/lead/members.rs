@@ -8,12 +8,13 @@ use std::collections::BTreeSet;
 use pontoon_engine::{Revision, Step};
 
 use super::{Flight, Freight, Lead};
-use crate::cluster::{Cluster, alarms_step, damaged_step, map_step, members_step};
+use crate::cluster::{Cluster, alarms_step, damaged_step, map_step, members_step, versions_step};
 use crate::map::RangeMap;
 use crate::member::{Alarm, Counted, MemberReject, MemberWork, Members};
 use crate::message::{Answered, Declined, Done, Work};
 use crate::position::{GroupId, NodeId};
 use crate::replica::Job;
+use crate::versions::Versions;
 
 /// So many entries behind is in sync.
 const IN_SYNC_ENTRIES: u64 = 64;
@@ -51,9 +52,9 @@ impl Lead<'_> {
                 members: (**members).clone(),
                 damaged: cluster.damaged.clone(),
                 alarms: cluster.alarms.clone(),
+                versions: cluster.versions.clone(),
             };
             let before = change.clone();
-            let alarms_only = matches!(work, MemberWork::Alarm { .. });
             let changed = match change.with(work.clone()) {
                 Ok(changed) => changed,
                 Err(reject) => {
@@ -70,10 +71,7 @@ impl Lead<'_> {
                 continue;
             }
             self.changing_members = true;
-            let steps = match alarms_only {
-                true => vec![alarms_step(&changed.alarms)],
-                false => changed.steps(map),
-            };
+            let steps = changed.steps(&before, map);
             let flight = Flight {
                 id: self.launched,
                 first: Revision(0),
@@ -133,6 +131,7 @@ struct Change {
     members: Members,
     damaged: Damaged,
     alarms: Alarms,
+    versions: Versions,
 }
 
 impl Change {
@@ -179,16 +178,29 @@ impl Change {
                     false => self.alarms.remove(&(alarm, id)),
                 };
             }
+            MemberWork::Version { id, version } => {
+                known(&self.members, id)?;
+                self.versions.tell(id, version)?;
+            }
         }
+        self.versions.follow(&self.members);
         Ok(self)
     }
 
-    fn steps(&self, map: &RangeMap) -> Vec<Step> {
-        vec![
-            members_step(&self.members),
-            damaged_step(&self.damaged),
-            alarms_step(&self.alarms),
-            map_step(&map.placed_on(&self.members)),
-        ]
+    /// From what was before to this.
+    fn steps(&self, before: &Self, map: &RangeMap) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.members != before.members || self.damaged != before.damaged {
+            steps.push(members_step(&self.members));
+            steps.push(damaged_step(&self.damaged));
+            steps.push(map_step(&map.placed_on(&self.members)));
+        }
+        if self.alarms != before.alarms {
+            steps.push(alarms_step(&self.alarms));
+        }
+        if self.versions != before.versions {
+            steps.push(versions_step(&self.versions));
+        }
+        steps
     }
 }

@@ -8,8 +8,10 @@ use pontoon_engine::{Revision, Step, Ticket};
 use tokio::sync::oneshot;
 
 use super::{Batch, Event, Flight, Freight, Lead};
-use crate::command::Command;
+use crate::command::{Command, Kind};
+use crate::format::FormatVersion;
 use crate::message::{Answered, Declined, Done};
+use crate::mutation::{Mutation, mutated};
 use crate::position::{LogIndex, Term};
 use crate::raft::Proposed;
 use crate::replica::Replica;
@@ -87,12 +89,17 @@ impl Lead<'_> {
         steps: Vec<Step>,
         finish: impl FnOnce(Result<LogIndex, Declined>) + Send + 'static,
     ) {
+        let version = match mutated(Mutation::KindBeforeAllKnow) {
+            true => self.node.config.newest_format,
+            false => self.node.cluster_version(),
+        };
         let command = Command {
+            kind: version.into(),
             term: self.term,
             base: Some(self.last),
             steps,
         };
-        let command = command.to_proposal();
+        let command = command.to_proposal(version);
         self.last = self.last.max(flight.last);
         self.launched += 1;
         let id = flight.id;
@@ -123,10 +130,12 @@ impl Lead<'_> {
 
 pub(crate) async fn propose_and_wait(
     replica: &Replica,
+    version: FormatVersion,
     term: Term,
     steps: Vec<Step>,
 ) -> Option<()> {
     let command = Command {
+        kind: Kind::Steps,
         term,
         base: None,
         steps,
@@ -138,7 +147,7 @@ pub(crate) async fn propose_and_wait(
     });
     replica
         .group
-        .propose(term, command.to_proposal(), done)
+        .propose(term, command.to_proposal(version), done)
         .await;
     matches!(proposed.await, Ok(Proposed::Applied(_))).then_some(())
 }

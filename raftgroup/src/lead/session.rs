@@ -30,6 +30,16 @@ pub(super) struct Session {
     pub(super) hole_since: Option<Instant>,
 }
 
+impl Session {
+    /// The one after session `number` of this term.
+    pub(super) fn after(number: u64) -> Self {
+        Self {
+            number,
+            ..Self::default()
+        }
+    }
+}
+
 impl Lead<'_> {
     /// The revisions that are on their way, or undecided, lowest first.
     fn written(&self) -> Vec<(Revision, Revision)> {

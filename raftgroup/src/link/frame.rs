@@ -1,8 +1,12 @@
 //! Frames on a connection.
 //!
 //! ```text
-//! | checksum u32 | body length u32 | kind u8 | body |      little endian
+//! | checksum u32 | body length u32 | version u8 | kind u8 | body |      little endian
 //! ```
+//!
+//! The version is that of the body's format. Two ends that have greeted each
+//! other use the newest one that both know (`handshake.rs`); the frames before
+//! that are of the first version for ever, and so is the header.
 //!
 //! Kept true: the checksum (CRC-32) covers all that follows it, so what was
 //! changed on the way is an error, never another message; no more memory is
@@ -14,7 +18,11 @@ use std::io;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-pub(super) const HEADER_BYTES: usize = 9;
+pub(super) const HEADER_BYTES: usize = 10;
+
+/// The versions of frames that this code understands.
+pub(super) const VERSION_MIN: u8 = 1;
+pub(super) const VERSION_MAX: u8 = 1;
 
 /// How much is read at once, if it is there.
 const READ_BYTES: usize = 64 << 10;
@@ -41,6 +49,8 @@ pub(super) enum BadFrame {
     Checksum,
     #[error("a frame of the unknown kind {0}")]
     Kind(u8),
+    #[error("a frame of version {0}, the newest one known is {VERSION_MAX}")]
+    Version(u8),
 }
 
 impl From<BadFrame> for io::Error {
@@ -50,18 +60,19 @@ impl From<BadFrame> for io::Error {
 }
 
 /// What goes before the body.
-pub(super) fn header(kind: Kind, body: &[u8]) -> [u8; HEADER_BYTES] {
+pub(super) fn header(version: u8, kind: Kind, body: &[u8]) -> [u8; HEADER_BYTES] {
     let length = u32::try_from(body.len()).expect("messages are limited to less");
     let mut header = [0; HEADER_BYTES];
     header[4..8].copy_from_slice(&length.to_le_bytes());
-    header[8] = kind as u8;
+    header[8] = version;
+    header[9] = kind as u8;
     let checksum = checksum(&header[4..], body);
     header[..4].copy_from_slice(&checksum.to_le_bytes());
     header
 }
 
-pub(super) fn put(kind: Kind, body: &[u8], out: &mut Vec<u8>) {
-    out.extend_from_slice(&header(kind, body));
+pub(super) fn put(version: u8, kind: Kind, body: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(&header(version, kind, body));
     out.extend_from_slice(body);
 }
 
@@ -71,7 +82,7 @@ fn take(from: &mut BytesMut, body_bytes_max: usize) -> Result<Option<Frame>, Bad
     let Some(header) = from.first_chunk::<HEADER_BYTES>() else {
         return Ok(None);
     };
-    let [c0, c1, c2, c3, l0, l1, l2, l3, kind] = *header;
+    let [c0, c1, c2, c3, l0, l1, l2, l3, version, kind] = *header;
     let bytes = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
     if bytes > body_bytes_max {
         return Err(BadFrame::TooLong {
@@ -89,9 +100,12 @@ fn take(from: &mut BytesMut, body_bytes_max: usize) -> Result<Option<Frame>, Bad
     {
         return Err(BadFrame::Checksum);
     }
+    if !(VERSION_MIN..=VERSION_MAX).contains(&version) {
+        return Err(BadFrame::Version(version));
+    }
     let kinds = [Kind::Hello, Kind::Taken, Kind::Refusal, Kind::Message];
     let kind = kinds.into_iter().find(|known| *known as u8 == kind);
-    let kind = kind.ok_or(BadFrame::Kind(from[8]))?;
+    let kind = kind.ok_or(BadFrame::Kind(from[9]))?;
     let body = from.split_to(frame_bytes).freeze().slice(HEADER_BYTES..);
     Ok(Some(Frame { kind, body }))
 }
@@ -169,7 +183,7 @@ mod tests {
     fn stream() -> Vec<u8> {
         let mut out = Vec::new();
         for frame in frames() {
-            put(frame.kind, &frame.body, &mut out);
+            put(VERSION_MAX, frame.kind, &frame.body, &mut out);
         }
         out
     }
@@ -221,7 +235,7 @@ mod tests {
     #[test]
     fn a_long_frame_is_refused_by_its_header() {
         let mut buffer = BytesMut::new();
-        buffer.extend_from_slice(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 4]);
+        buffer.extend_from_slice(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 1, 4]);
         let refused = BadFrame::TooLong {
             bytes: u32::MAX as usize,
             bytes_max: 1000,
@@ -232,11 +246,21 @@ mod tests {
 
     #[test]
     fn an_unknown_kind_is_refused() {
-        let mut header = header(Kind::Message, b"");
-        header[8] = 99;
+        let mut header = header(VERSION_MAX, Kind::Message, b"");
+        header[9] = 99;
         let checksum = checksum(&header[4..], b"");
         header[..4].copy_from_slice(&checksum.to_le_bytes());
         assert_eq!(read(&header, 9).1, Err(BadFrame::Kind(99)));
+    }
+
+    #[test]
+    fn an_unknown_version_is_refused_and_named() {
+        for version in [0, VERSION_MAX + 1] {
+            let header = header(version, Kind::Message, b"");
+            assert_eq!(read(&header, 9).1, Err(BadFrame::Version(version)));
+        }
+        let error = BadFrame::Version(2).to_string();
+        assert_eq!(error, "a frame of version 2, the newest one known is 1");
     }
 
     #[test]

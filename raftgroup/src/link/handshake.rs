@@ -22,8 +22,11 @@ use crate::codec::{Wire, wire};
 use crate::position::NodeId;
 
 /// The versions of the protocol that this code speaks.
-pub(super) const VERSION_MIN: u32 = 1;
-pub(super) const VERSION_MAX: u32 = 1;
+pub(super) const VERSION_MIN: u32 = frame::VERSION_MIN as u32;
+pub(super) const VERSION_MAX: u32 = frame::VERSION_MAX as u32;
+
+/// Of the frames before both know what the other understands.
+const VERSION_OF_GREETING: u8 = 1;
 
 /// What every version begins its Hello with.
 const MAGIC: &[u8] = b"PONTOON\n";
@@ -47,6 +50,8 @@ pub(super) struct Greeted<S> {
     pub(super) peer: NodeId,
     pub(super) incarnation: u64,
     pub(super) number: u64,
+    /// Of the frames from now on.
+    pub(super) version: u8,
     pub(super) frames: Frames<ReadHalf<S>>,
     pub(super) writer: WriteHalf<S>,
 }
@@ -72,7 +77,7 @@ pub(super) enum NotGreeted {
 }
 
 /// Layout is for ever, up to the versions at least; later versions may append.
-struct Hello {
+pub(super) struct Hello {
     version_min: u32,
     version_max: u32,
     cluster: (u64, u64),
@@ -120,6 +125,7 @@ impl Identity {
             return Err(NotGreeted::Refused(reason));
         }
         let peer = hello.from;
+        let version = self.version_max.min(hello.version_max);
         if dialled.is_none() {
             say(&mut writer, Kind::Hello, &self.hello(peer)).await?;
         }
@@ -137,6 +143,7 @@ impl Identity {
             peer,
             incarnation: hello.incarnation,
             number,
+            version: u8::try_from(version).unwrap_or(frame::VERSION_MAX),
             frames,
             writer,
         })
@@ -186,7 +193,7 @@ impl Identity {
 
 async fn say(to: &mut (impl AsyncWrite + Unpin), kind: Kind, body: &[u8]) -> io::Result<()> {
     let mut out = Vec::new();
-    frame::put(kind, body, &mut out);
+    frame::put(VERSION_OF_GREETING, kind, body, &mut out);
     to.write_all(&out).await?;
     to.flush().await
 }

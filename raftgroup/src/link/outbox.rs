@@ -81,10 +81,11 @@ impl Outbox {
         }
     }
 
-    /// Writes what is pushed, until that fails.
+    /// Writes what is pushed, in frames of `version`, until that fails.
     pub(super) async fn write_to(
         self: Arc<Self>,
         mut stream: impl AsyncWrite + Unpin,
+        version: u8,
     ) -> io::Result<()> {
         let (mut batch, mut buffer) = (Vec::new(), Vec::new());
         loop {
@@ -95,11 +96,11 @@ impl Outbox {
             }
             for message in batch.drain(..) {
                 if message.len() < WRITE_BYTES_MAX {
-                    frame::put(Kind::Message, &message, &mut buffer);
+                    frame::put(version, Kind::Message, &message, &mut buffer);
                 } else {
                     // It is alone, and long enough not to be copied.
                     stream
-                        .write_all(&frame::header(Kind::Message, &message))
+                        .write_all(&frame::header(version, Kind::Message, &message))
                         .await?;
                     stream.write_all(&message).await?;
                 }
@@ -123,9 +124,10 @@ mod tests {
     #[test]
     fn a_full_queue_refuses_and_a_closed_one_too() {
         let outbox = Outbox::new(1000);
-        outbox.push(message(491)).unwrap();
-        assert_eq!(outbox.push(message(492)), Err(Unsent::Full));
-        outbox.push(message(491)).unwrap();
+        outbox.push(message(500 - frame::HEADER_BYTES)).unwrap();
+        let one_more = message(501 - frame::HEADER_BYTES);
+        assert_eq!(outbox.push(one_more), Err(Unsent::Full));
+        outbox.push(message(500 - frame::HEADER_BYTES)).unwrap();
         assert_eq!(outbox.push(message(0)), Err(Unsent::Full));
         let mut batch = Vec::new();
         outbox.take(&mut batch);
@@ -143,7 +145,7 @@ mod tests {
         let outbox = Outbox::new(usize::MAX);
         let sizes = [
             WRITE_BYTES_MAX / 2,
-            WRITE_BYTES_MAX / 2 - 18,
+            WRITE_BYTES_MAX / 2 - 2 * frame::HEADER_BYTES,
             WRITE_BYTES_MAX,
             1,
             2,
@@ -165,7 +167,7 @@ mod tests {
     async fn long_and_short_messages_are_written_in_order() {
         let outbox = Outbox::new(usize::MAX);
         let (one, other) = tokio::io::duplex(1000);
-        let writing = tokio::spawn(outbox.clone().write_to(one));
+        let writing = tokio::spawn(outbox.clone().write_to(one, frame::VERSION_MAX));
         let mut frames = Frames::new(other, 4 * WRITE_BYTES_MAX);
         let sizes = [
             1,

@@ -116,7 +116,8 @@ impl Wrap for Plain {
 pub struct TcpNetwork {
     shared: Arc<Shared>,
     address: SocketAddr,
-    listener: Mutex<Option<StdListener>>,
+    /// Until it is started.
+    listeners: Mutex<Option<Vec<StdListener>>>,
 }
 
 impl TcpNetwork {
@@ -126,8 +127,20 @@ impl TcpNetwork {
         config: TcpConfig,
         wrap: impl Wrap,
     ) -> io::Result<Arc<Self>> {
-        let listener = StdListener::bind(address)?;
-        listener.set_nonblocking(true)?;
+        Self::new(vec![StdListener::bind(address)?], config, wrap)
+    }
+
+    /// Answers at each of the listeners, of which there must be one or more,
+    /// once it is started.
+    pub fn new(
+        listeners: Vec<StdListener>,
+        config: TcpConfig,
+        wrap: impl Wrap,
+    ) -> io::Result<Arc<Self>> {
+        for listener in &listeners {
+            listener.set_nonblocking(true)?;
+        }
+        let first = listeners.first().ok_or(io::ErrorKind::InvalidInput)?;
         let identity = Identity {
             me: config.me,
             cluster: config.cluster,
@@ -137,8 +150,8 @@ impl TcpNetwork {
             number_next: AtomicU64::new(1),
         };
         Ok(Arc::new(Self {
-            address: listener.local_addr()?,
-            listener: Mutex::new(Some(listener)),
+            address: first.local_addr()?,
+            listeners: Mutex::new(Some(listeners)),
             shared: Arc::new(Shared {
                 config,
                 identity,
@@ -149,7 +162,7 @@ impl TcpNetwork {
         }))
     }
 
-    /// Where it listens.
+    /// Where its first listener is.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -157,12 +170,17 @@ impl TcpNetwork {
 
 impl Network for TcpNetwork {
     fn start(&self, scope: &Scope, inbox: Arc<dyn Inbox>) -> io::Result<()> {
-        let listener = self.listener.lock().take();
-        let listener = TcpListener::from_std(listener.expect("a network is started once"))?;
-        let accepting = self.shared.clone().accept(listener, scope.clone());
+        let listeners = self.listeners.lock().take();
+        let listeners = listeners.expect("a network is started once").into_iter();
+        let listeners = listeners.map(TcpListener::from_std);
+        let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
+        let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
         // Held while accepting begins: whoever is accepted must find it running.
         let mut state = self.shared.state.lock();
-        scope.spawn(accepting);
+        for listener in listeners {
+            let (shared, greetings) = (self.shared.clone(), greetings.clone());
+            scope.spawn(shared.accept(listener, greetings, scope.clone()));
+        }
         let scope = scope.clone();
         state.running = Some(Running { scope, inbox });
         let listed = std::mem::take(&mut state.listed_early);
@@ -273,8 +291,12 @@ impl Shared {
         running.scope.spawn(keeper.run());
     }
 
-    async fn accept(self: Arc<Self>, listener: TcpListener, scope: Scope) {
-        let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
+    async fn accept(
+        self: Arc<Self>,
+        listener: TcpListener,
+        greetings: Arc<Semaphore>,
+        scope: Scope,
+    ) {
         loop {
             let (stream, from) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -497,7 +519,9 @@ impl Keeper {
     async fn converse(&mut self, greeted: Greeted, outbox: &Arc<Outbox>) -> End {
         let current = (greeted.incarnation, greeted.number);
         let mut frames = greeted.frames;
-        let mut writing = self.scope.spawn(outbox.clone().write_to(greeted.writer));
+        let mut writing = self
+            .scope
+            .spawn(outbox.clone().write_to(greeted.writer, greeted.version));
         let silence_max = self.shared.config.silence_max;
         let mut heard = Instant::now();
         let silence = sleep(silence_max);
@@ -618,7 +642,7 @@ mod tests {
 
     async fn write(to: &mut Greeted, kind: Kind, body: &[u8], damage: usize) {
         let mut out = Vec::new();
-        frame::put(kind, body, &mut out);
+        frame::put(frame::VERSION_MAX, kind, body, &mut out);
         if let Some(byte) = out.get_mut(damage) {
             *byte ^= 1;
         }

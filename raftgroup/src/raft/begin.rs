@@ -12,6 +12,7 @@
 //! | anything else | | damaged |
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
@@ -19,7 +20,7 @@ use pontoon_engine::{Applied, EngineError};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::{Wal, WalError};
 
-use crate::codec::Wire;
+use crate::format::seal;
 use crate::position::{GroupId, NodeId, Term};
 use crate::raft::failure::{Failure, Stop};
 use crate::raft::log::GroupLog;
@@ -57,7 +58,7 @@ pub(crate) fn membership_record(
         Some(log_id(BORN.term, last)),
         membership(vec![voters.clone()], voters | learners),
     );
-    (Bytes::from_static(MEMBERSHIP), membership.encode())
+    (Bytes::from_static(MEMBERSHIP), seal(&membership))
 }
 
 /// A membership in openraft's words; who is in none of the sets is a learner.
@@ -81,7 +82,7 @@ pub(crate) fn check_doomed(log: &GroupLog) -> Result<(), GroupFailure> {
 /// Whether log and store fit together, and to what the replica begins with.
 pub(crate) fn check(begin: &Begin, log: &GroupLog, replica: &Replica) -> Result<(), GroupFailure> {
     let applied = replica.store().applied();
-    let purged = log.purged().map_err(|error| damaged(&error.to_string()))?;
+    let purged = log.purged().map_err(unreadable)?;
     let needed = purged.map_or(0, |last| last.index + 1);
     if applied.index < needed {
         return Err(damaged(&format!(
@@ -90,7 +91,7 @@ pub(crate) fn check(begin: &Begin, log: &GroupLog, replica: &Replica) -> Result<
         )));
     }
     // Nothing of a term is applied before a vote of that term is durable.
-    let vote = log.vote().map_err(|error| damaged(&error.to_string()))?;
+    let vote = log.vote().map_err(unreadable)?;
     let voted = vote.map_or(0, |vote| vote.leader_id.term);
     if voted < applied.term {
         return Err(damaged(&format!(
@@ -170,6 +171,14 @@ fn remove_tree(disk: &dyn Disk, tree: &Path) -> Result<(), EngineError> {
         disk.sync_dir(dir)
     };
     remove().map_err(|error| EngineError::disk(tree, "removal", error))
+}
+
+/// What a later release wrote isn't damaged.
+fn unreadable(error: io::Error) -> GroupFailure {
+    match error.kind() {
+        io::ErrorKind::Unsupported => GroupFailure::Stopped(error.to_string()),
+        _ => damaged(&error.to_string()),
+    }
 }
 
 fn damaged(reason: &str) -> GroupFailure {

@@ -20,6 +20,7 @@ use openraft::{LogState, OptionalSend, RaftLogReader};
 use pontoon_wal::{Batch, LogIndex, StreamId, Wal, WalError};
 
 use crate::codec::Wire;
+use crate::format::{self, Unreadable, seal};
 use crate::mutation::{Mutation, mutated};
 use crate::position::GroupId;
 use crate::raft::failure::{Failure, Stop};
@@ -30,11 +31,11 @@ use crate::raft::types::{LogEntry, LogId, Types, Vote, log_id};
 const READ_BYTES: usize = 1 << 20;
 
 /// Values of the stream besides its entries.
-const META_VOTE: u8 = 1;
-const META_PURGED: u8 = 2;
-const META_COMMITTED: u8 = 3;
+pub(crate) const META_VOTE: u8 = 1;
+pub(crate) const META_PURGED: u8 = 2;
+pub(crate) const META_COMMITTED: u8 = 3;
 /// The replica is being removed, and must not be taken for a whole one.
-const META_DOOMED: u8 = 4;
+pub(crate) const META_DOOMED: u8 = 4;
 
 /// A handle on the group's log.
 #[derive(Clone)]
@@ -78,7 +79,7 @@ impl GroupLog {
         let mut batch = Batch::new();
         batch
             .drop_stream(self.stream)
-            .meta(self.stream, META_VOTE, vote.encode());
+            .meta(self.stream, META_VOTE, seal(vote));
         self.wal.commit(batch).await
     }
 
@@ -100,6 +101,18 @@ impl GroupLog {
         self.wal.is_space_low()
     }
 
+    /// How many entries, counted from the very first, must go so that the rest
+    /// is within this group's share of `bytes_max`.
+    pub(crate) fn first_within(&self, bytes_max: u64) -> u64 {
+        match self.wal.fair_share(bytes_max) {
+            u64::MAX => 0,
+            share => {
+                let first = self.wal.first_within(self.stream, share);
+                first.map_or(0, |first| first.0)
+            }
+        }
+    }
+
     /// The last entry that was removed from its front.
     pub(crate) fn purged(&self) -> Result<Option<LogId>, io::Error> {
         self.meta(META_PURGED)
@@ -118,7 +131,12 @@ impl GroupLog {
         let Some(bytes) = self.wal.meta(self.stream, key) else {
             return Ok(None);
         };
-        let value = T::decode(bytes).ok_or_else(|| self.nonsense(&format!("value {key}")))?;
+        let kind = match key {
+            META_VOTE => "vote",
+            META_PURGED => "end of the purged log",
+            _ => "committed position",
+        };
+        let value = format::open(kind, bytes).map_err(|error| self.unreadable(&error))?;
         Ok(Some(value))
     }
 
@@ -131,8 +149,7 @@ impl GroupLog {
         (from..)
             .zip(records)
             .map(|(index, record)| {
-                record::to_entry(index, record)
-                    .ok_or_else(|| self.nonsense(&format!("entry {index}")))
+                record::to_entry(index, record).map_err(|error| self.unreadable(&error))
             })
             .collect()
     }
@@ -165,10 +182,17 @@ impl GroupLog {
         error.into()
     }
 
-    fn nonsense(&self, what: &str) -> io::Error {
-        let reason = format!("{what} in the log of group {} makes no sense", self.stream);
-        self.failure.set(Stop::Damaged(reason.clone()));
-        io::Error::new(io::ErrorKind::InvalidData, reason)
+    /// Damage, or [`io::ErrorKind::Unsupported`] if a later release wrote it.
+    fn unreadable(&self, error: &Unreadable) -> io::Error {
+        let reason = format!("the log of group {}: {error}", self.stream);
+        let (stop, kind) = match error {
+            Unreadable::Version { .. } => (Stop::Other(reason.clone()), io::ErrorKind::Unsupported),
+            Unreadable::Nonsense { .. } => {
+                (Stop::Damaged(reason.clone()), io::ErrorKind::InvalidData)
+            }
+        };
+        self.failure.set(stop);
+        io::Error::new(kind, reason)
     }
 }
 
@@ -264,7 +288,7 @@ impl RaftLogStorage<Types> for GroupLog {
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
         let mut batch = Batch::new();
-        batch.meta(self.stream, META_VOTE, vote.encode());
+        batch.meta(self.stream, META_VOTE, seal(vote));
         if mutated(Mutation::VoteIsNotDurable) {
             return self.queue("writing a vote to", batch).await;
         }
@@ -313,7 +337,7 @@ impl RaftLogStorage<Types> for GroupLog {
             .append(self.stream, LogIndex(first), records)
             .admitted();
         if let Some(committed) = self.committed.take() {
-            batch.meta(self.stream, META_COMMITTED, committed.encode());
+            batch.meta(self.stream, META_COMMITTED, seal(&committed));
         }
         let failure = Arc::clone(&self.failure);
         let stream = self.stream;
@@ -341,7 +365,7 @@ impl RaftLogStorage<Types> for GroupLog {
     async fn purge(&mut self, last: LogId) -> Result<(), io::Error> {
         let mut batch = Batch::new();
         batch
-            .meta(self.stream, META_PURGED, last.encode())
+            .meta(self.stream, META_PURGED, seal(&last))
             .purge_below(self.stream, LogIndex(last.index + 1));
         self.queue("shortening", batch).await
     }

@@ -23,10 +23,11 @@ use parking_lot::Mutex;
 use pontoon_engine::{Applied, EngineError, Entry, Install, Step, Store};
 use pontoon_wal::disk::Disk;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::runtime::watched as watch;
 
-use crate::codec::Wire;
+use crate::format::{self, FormatVersion, Unreadable};
 use crate::position::{GroupId, LogIndex, Term};
 use crate::raft::failure::{Failure, Stop};
 use crate::raft::log::log_id_before;
@@ -71,7 +72,11 @@ pub(crate) type Snapshot = SnapshotOf<Types, SnapshotData>;
 /// What a snapshot is, by where it comes from.
 pub(crate) enum SnapshotData {
     /// A checkpoint of this replica, which stands still.
-    Pinned(pontoon_engine::Snapshot),
+    Pinned {
+        pages: pontoon_engine::Snapshot,
+        /// What is in it is of no later version.
+        formats: FormatVersion,
+    },
     /// Only what the checkpoint has applied: nobody reads it.
     Known,
     /// A copy of another replica's, all of which was received.
@@ -93,8 +98,13 @@ impl Replica {
         let Applied { index, term, .. } = store.applied();
         let membership = match store.record(MEMBERSHIP)? {
             None => StoredMembership::default(),
-            Some(record) => StoredMembership::decode(record)
-                .ok_or_else(|| GroupFailure::Damaged("its membership makes no sense".into()))?,
+            Some(record) => match format::open("membership record", record) {
+                Ok(membership) => membership,
+                Err(error @ Unreadable::Nonsense { .. }) => {
+                    return Err(GroupFailure::Damaged(error.to_string()));
+                }
+                Err(error) => return Err(store.foreign_record(MEMBERSHIP, &error).into()),
+            },
         };
         let (jobs, queue) = mpsc::unbounded_channel();
         let replica = Arc::new(Self {
@@ -155,6 +165,11 @@ impl Replica {
         Term(self.applied_term.load(Ordering::Acquire))
     }
 
+    /// The newest format that this node understands.
+    pub(crate) fn newest(&self) -> FormatVersion {
+        self.machine.newest_format()
+    }
+
     pub(crate) fn installs(&self) -> u64 {
         self.installs.load(Ordering::Relaxed)
     }
@@ -180,13 +195,13 @@ impl Replica {
             EntryPayload::Blank => Vec::new(),
             EntryPayload::Normal(command) => {
                 let steps = self.machine.steps(store, term, command.payload());
-                steps.map_err(Stop::Other)?
+                steps.map_err(|error| Stop::Other(error.to_string()))?
             }
             EntryPayload::Membership(membership) => {
                 let membership = StoredMembership::new(Some(id), membership);
                 let step = Step::Record {
                     name: Bytes::from_static(MEMBERSHIP),
-                    content: Some(membership.encode()),
+                    content: Some(format::seal(&membership)),
                 };
                 self.memberships.lock().push(membership);
                 vec![step]
@@ -339,10 +354,10 @@ impl Background {
     fn replace(&self, copy: SnapshotData) -> Result<Arc<Store>, EngineError> {
         let copy = match copy {
             SnapshotData::Received(copy) => copy,
-            SnapshotData::Pinned(snapshot) => {
+            SnapshotData::Pinned { pages, .. } => {
                 let mut copy = Install::begin(&*self.disk, &self.path)?;
                 let mut page = 0;
-                while let Some(piece) = snapshot.read(page)? {
+                while let Some(piece) = pages.read(page)? {
                     page = piece.next();
                     copy.add(&piece)?;
                 }
@@ -353,7 +368,11 @@ impl Background {
                 return Err(EngineError::Stopped(reason));
             }
         };
+        let (since, syncing) = (copy.since(), Instant::now());
         copy.finish(&*self.disk)?;
+        let counters = &self.config.counters;
+        counters.copy_took.record_time(since.elapsed());
+        counters.copy_sync_took.record_time(syncing.elapsed());
         let store = Store::open(&*self.disk, &self.path, self.config.clone())?;
         Ok(Arc::new(store))
     }
@@ -419,7 +438,10 @@ impl RaftStateMachine<Types> for StateMachine {
             .map_err(|error| self.0.failed("taking a snapshot", &error))?;
         Ok(Some(Snapshot {
             meta: self.0.meta(snapshot.applied()),
-            snapshot: SnapshotData::Pinned(snapshot),
+            snapshot: SnapshotData::Pinned {
+                pages: snapshot,
+                formats: self.0.machine.cluster_format(),
+            },
         }))
     }
 }

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use openraft::impls::EmptyNode;
 
 use crate::codec::{Wire, wire};
+use crate::format::{FormatVersion, Unreadable};
 use crate::raft::record;
 use crate::raft::types::{AppendRequest, LogId, Membership, StoredMembership, Vote, log_id};
 
@@ -29,8 +30,10 @@ pub(crate) enum Request {
         to: u64,
         last: Option<LogId>,
     },
-    /// Begins the snapshot `id`; whatever began before is given up.
+    /// Begins the snapshot `id`; whatever began before is given up. What is in
+    /// it is of no later version than `formats`.
     SnapshotBegin {
+        formats: FormatVersion,
         id: u64,
         vote: Vote,
         last: Option<LogId>,
@@ -79,7 +82,7 @@ wire!(enum Request {
     2 => Vote(ballot),
     3 => PreVote(ballot),
     4 => TakeOver { vote, to, last },
-    5 => SnapshotBegin { id, vote, last, membership },
+    5 => SnapshotBegin { formats, id, vote, last, membership },
     6 => SnapshotPiece { id, number, page, bytes },
     7 => SnapshotEnd { id, pieces },
 });
@@ -141,22 +144,22 @@ impl Request {
     }
 }
 
-/// What [`Request::Append`] asks, in openraft's words; `None` if an entry
-/// makes no sense.
+/// What [`Request::Append`] asks, in openraft's words, if all entries can be
+/// read.
 pub(crate) fn append_request(
     vote: Vote,
     previous: Option<LogId>,
     committed: Option<LogId>,
     records: Vec<Bytes>,
-) -> Option<AppendRequest> {
+) -> Result<AppendRequest, Unreadable> {
     let first = previous.map_or(0, |id| id.index + 1);
     let entries = (first..)
         .zip(records)
         .map(|(index, record)| record::to_entry(index, record));
-    Some(AppendRequest {
+    Ok(AppendRequest {
         vote,
         prev_log_id: previous,
-        entries: entries.collect::<Option<_>>()?,
+        entries: entries.collect::<Result<_, _>>()?,
         leader_commit: committed,
     })
 }

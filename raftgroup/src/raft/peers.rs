@@ -24,12 +24,14 @@ use openraft::{AnyError, OptionalSend, RaftNetworkFactory, RaftNetworkV2};
 use tokio::time::Instant;
 
 use crate::codec::Wire;
+use crate::counters::{Counters, Transfer};
 use crate::health::Health;
 use crate::position::{GroupId, NodeId};
 use crate::raft::failure::{Failure, Stop};
 use crate::raft::machine::{Snapshot, SnapshotData};
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::probe::Probe;
+use crate::raft::retention::SentSnapshots;
 use crate::raft::snapshot;
 use crate::raft::tenders::Tenders;
 use crate::raft::types::{AppendRequest, Types, Vote};
@@ -65,10 +67,12 @@ pub(crate) struct Links {
     pub(crate) append_within: Duration,
     /// Pieces of a snapshot that are under way at most.
     pub(crate) window: usize,
+    pub(crate) sent: SentSnapshots,
     pub(crate) tenders: Arc<Tenders>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) failure: Arc<Failure>,
     pub(crate) health: Arc<Health>,
+    pub(crate) counters: Arc<Counters>,
 }
 
 impl RaftNetworkFactory<Types> for Links {
@@ -262,12 +266,18 @@ impl RaftNetworkV2<Types> for Link {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         option: RPCOption,
     ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
+        let last = snapshot.meta.last_log_id;
+        let index = last.map_or(0, |last| last.index + 1);
+        self.links.sent.begin(self.to, index);
+        let transfer = Transfer::begin(self.links.counters.snapshots_to(self.to));
         let sent = snapshot::send(self, vote, snapshot, option.soft_ttl());
-        tokio::select! {
+        let sent = tokio::select! {
             biased;
-            closed = cancel => Err(closed.into()),
-            sent = sent => sent,
-        }
+            closed = cancel => return Err(closed.into()),
+            sent = sent => sent?,
+        };
+        transfer.done();
+        Ok(sent)
     }
 
     fn backoff(&self) -> Option<Backoff> {

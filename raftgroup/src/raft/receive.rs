@@ -16,7 +16,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::codec::Wire;
+use crate::counters::Present;
+use crate::format::{self, Unreadable};
 use crate::position::NodeId;
+use crate::raft::failure::Stop;
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::probe::Probe;
 use crate::raft::types::{AppendRequest, SnapshotMeta, Types, Vote};
@@ -56,16 +59,20 @@ impl Group {
                     return reply(refused("there is no space left for the log").encode());
                 }
                 match message::append_request(vote, previous, committed, records) {
-                    Some(request) => self.queue(from, (request, reply)),
-                    None => reply(refused("an entry makes no sense").encode()),
+                    Ok(request) => self.queue(from, (request, reply)),
+                    Err(error) => reply(refused(&self.cant_read(&error)).encode()),
                 }
             }
             Request::SnapshotBegin {
+                formats,
                 id,
                 vote,
                 last,
                 membership,
             } => {
+                if let Err(error) = format::check("snapshot", formats, self.replica.newest()) {
+                    return reply(refused(&self.cant_read(&error)).encode());
+                }
                 let meta = SnapshotMeta {
                     last_log_id: last,
                     last_membership: membership,
@@ -91,6 +98,16 @@ impl Group {
                 });
             }
         }
+    }
+
+    /// What a peer is told of something that it sent. If a later release wrote
+    /// that, this one can't follow the group any more, and stops.
+    fn cant_read(&self, error: &Unreadable) -> String {
+        let reason = format!("node {} can't read what was sent: {error}", self.node);
+        if let Unreadable::Version { .. } = error {
+            self.replica.failure.set(Stop::Other(reason.clone()));
+        }
+        reason
     }
 
     /// Does a part of a copy where nobody else waits for the disk.
@@ -168,6 +185,7 @@ impl Group {
             }
             Request::SnapshotEnd { id, pieces } => {
                 let (vote, snapshot) = self.incoming.end(from, id, pieces)?;
+                let _present = Present::new(&self.counters.installing);
                 let response = self.raft.install_full_snapshot(vote, snapshot).await;
                 self.incoming.installed();
                 response

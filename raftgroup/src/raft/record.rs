@@ -1,28 +1,28 @@
 //! A log entry as bytes, the same in the log and between nodes.
 //!
-//! Kept true: what was proposed is never copied on its way into the log. The
-//! kind and the term stand *behind* it, where the proposer's buffer has room
-//! for them, so one run of bytes is the proposal, the record of the log, and a
-//! slice of the message that brought it.
-//!
-//! | bytes | what |
-//! |---|---|
-//! | … | the proposal, or the membership, or nothing |
-//! | 1 | kind |
-//! | 8 | term, little endian |
+//! Kept true: what was proposed is never copied on its way into the log.
+//! Version, kind and term stand *behind* it where the
+//! proposer's buffer has room for them, so one run of bytes is the proposal,
+//! the record of the log, and a slice of the message that brought it.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use openraft::EntryPayload;
 use openraft::entry::RaftEntry;
 
 use crate::codec::Wire;
+use crate::format::{self, FormatVersion, Unreadable};
 use crate::raft::types::{Command, LogEntry, Membership, log_id};
 
 /// Spare capacity that the buffer of a proposal should have.
-pub(crate) const ROOM_BYTES: usize = 9;
+pub(crate) const ROOM_BYTES: usize = 10;
+
+/// What is proposed has a version of its own, inside.
+const VERSION: FormatVersion = FormatVersion::FIRST;
+
+const KIND: &str = "log record";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Blank = 0,
     Proposal = 1,
     Membership = 2,
@@ -51,26 +51,32 @@ pub(crate) fn of_entry(entry: &LogEntry) -> Bytes {
 }
 
 /// The entry at `index` (as openraft counts) that `record` is.
-pub(crate) fn to_entry(index: u64, record: Bytes) -> Option<LogEntry> {
-    let id = log_id(term(&record)?, index);
-    let payload = match record[record.len() - ROOM_BYTES] {
+pub(crate) fn to_entry(index: u64, record: Bytes) -> Result<LogEntry, Unreadable> {
+    const NONSENSE: Unreadable = Unreadable::Nonsense { kind: KIND };
+    let id = log_id(term(&record).ok_or(NONSENSE)?, index);
+    let [version, kind] = record[record.len() - ROOM_BYTES..][..2] else {
+        unreachable!("two bytes were taken")
+    };
+    format::check(KIND, FormatVersion(version), FormatVersion::NEWEST)?;
+    let payload = match kind {
         kind if kind == Kind::Blank as u8 => EntryPayload::Blank,
         kind if kind == Kind::Proposal as u8 => EntryPayload::Normal(Command(record)),
         kind if kind == Kind::Membership as u8 => {
-            EntryPayload::Membership(Membership::decode(payload(&record))?)
+            EntryPayload::Membership(Membership::decode(payload(&record)).ok_or(NONSENSE)?)
         }
-        _ => return None,
+        _ => return Err(NONSENSE),
     };
-    Some(LogEntry::new(id, payload))
+    Ok(LogEntry::new(id, payload))
 }
 
 /// The term of a record.
 pub(crate) fn term(record: &[u8]) -> Option<u64> {
-    let (front, term) = record.split_last_chunk::<8>()?;
-    (!front.is_empty()).then(|| u64::from_le_bytes(*term))
+    let end = record.last_chunk::<ROOM_BYTES>()?;
+    let (_, term) = end.split_last_chunk::<8>()?;
+    Some(u64::from_le_bytes(*term))
 }
 
-/// What stands before the kind and the term.
+/// What stands before version, kind and term.
 pub(crate) fn payload(record: &Bytes) -> Bytes {
     record.slice(..record.len() - ROOM_BYTES)
 }
@@ -81,6 +87,7 @@ fn seal(payload: Bytes, kind: Kind, term: u64) -> Bytes {
         copy.put_slice(&shared);
         copy
     });
+    record.put_u8(VERSION.0);
     record.put_u8(kind as u8);
     record.put_u64_le(term);
     record.freeze()
@@ -113,9 +120,32 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_record_are_no_entry() {
-        for record in [&b""[..], &[0; 8], &[9; 9], &[2, 0, 0, 0, 0, 0, 0, 0, 0]] {
+        let nonsense = Err(Unreadable::Nonsense { kind: KIND });
+        let ends = [
+            [0; 10],
+            [1, 9, 0, 0, 0, 0, 0, 0, 0, 0],
+            [1, 2, 0, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        for record in [&b""[..], &[0; 8], &[1; 9]]
+            .into_iter()
+            .chain(ends.iter().map(|end| &end[..]))
+        {
             let entry = to_entry(0, Bytes::copy_from_slice(record));
-            assert!(entry.is_none(), "{record:?}");
+            assert_eq!(entry, nonsense, "{record:?}");
         }
+    }
+
+    #[test]
+    fn a_record_of_an_unknown_version_is_named() {
+        let later = FormatVersion(FormatVersion::NEWEST.0 + 1);
+        let mut record = of_proposal(7, "proposal".into()).0.to_vec();
+        let place = record.len() - ROOM_BYTES;
+        record[place] = later.0;
+        let unknown = Err(Unreadable::Version {
+            kind: KIND,
+            found: later,
+            newest: FormatVersion::NEWEST,
+        });
+        assert_eq!(to_entry(3, record.into()), unknown);
     }
 }

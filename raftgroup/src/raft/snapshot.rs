@@ -22,6 +22,7 @@ use pontoon_engine::{EngineError, Install, Piece, Snapshot as Pages};
 use rand::Rng;
 use tokio::sync::oneshot;
 
+use crate::counters::{Counters, Transfer};
 use crate::position::NodeId;
 use crate::raft::machine::{Replica, Snapshot, SnapshotData};
 use crate::raft::message::{Answer, Request};
@@ -40,12 +41,13 @@ pub(crate) async fn send(
     snapshot: Snapshot,
     within: Duration,
 ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
-    let SnapshotData::Pinned(pages) = snapshot.snapshot else {
+    let SnapshotData::Pinned { pages, formats } = snapshot.snapshot else {
         return Err(unreadable("it has no content"));
     };
     // So that a late piece of an earlier try is not taken for one of this.
     let id = Runtime::thread_rng().next_u64();
     let begin = Request::SnapshotBegin {
+        formats,
         id,
         vote,
         last: snapshot.meta.last_log_id,
@@ -114,8 +116,10 @@ fn unreadable(reason: &str) -> StreamingError<Types> {
 }
 
 /// The copy that is being received or installed, if one is.
-#[derive(Default)]
-pub(crate) struct Incoming(Mutex<State>);
+pub(crate) struct Incoming {
+    state: Mutex<State>,
+    counters: Arc<Counters>,
+}
 
 #[derive(Default)]
 enum State {
@@ -135,9 +139,17 @@ struct Copy {
     install: Install,
     /// How many pieces are here.
     pieces: u64,
+    transfer: Transfer,
 }
 
 impl Incoming {
+    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+        Self {
+            state: Mutex::default(),
+            counters,
+        }
+    }
+
     /// Begins a copy in place of the one before it.
     pub(crate) fn begin(
         &self,
@@ -147,7 +159,7 @@ impl Incoming {
         vote: Vote,
         meta: SnapshotMeta,
     ) -> Result<(), String> {
-        let mut incoming = self.0.lock();
+        let mut incoming = self.state.lock();
         match *incoming {
             State::Installing => return Err("another snapshot is being installed".to_owned()),
             State::Closed => return Err("the replica has ended".to_owned()),
@@ -161,6 +173,7 @@ impl Incoming {
             meta,
             install: install.map_err(|error| error.to_string())?,
             pieces: 0,
+            transfer: Transfer::begin(self.counters.snapshots_from(from)),
         }));
         Ok(())
     }
@@ -174,7 +187,7 @@ impl Incoming {
         page: u64,
         bytes: Bytes,
     ) -> Result<(), String> {
-        let mut incoming = self.0.lock();
+        let mut incoming = self.state.lock();
         let copy = expected(&mut incoming, from, id)?;
         if number != copy.pieces {
             let next = copy.pieces;
@@ -194,7 +207,7 @@ impl Incoming {
         id: u64,
         pieces: u64,
     ) -> Result<(Vote, Snapshot), String> {
-        let mut incoming = self.0.lock();
+        let mut incoming = self.state.lock();
         let here = expected(&mut incoming, from, id)?.pieces;
         if here != pieces {
             return Err(format!("{here} of {pieces} pieces came"));
@@ -202,6 +215,7 @@ impl Incoming {
         let State::Receiving(copy) = std::mem::replace(&mut *incoming, State::Installing) else {
             unreachable!("it was just looked at");
         };
+        copy.transfer.done();
         let snapshot = Snapshot {
             meta: copy.meta,
             snapshot: SnapshotData::Received(copy.install),
@@ -211,7 +225,7 @@ impl Incoming {
 
     /// The copy that was taken out is installed, or isn't wanted.
     pub(crate) fn installed(&self) {
-        let mut incoming = self.0.lock();
+        let mut incoming = self.state.lock();
         if matches!(*incoming, State::Installing) {
             *incoming = State::Nothing;
         }
@@ -219,7 +233,7 @@ impl Incoming {
 
     /// Gives up what is under way; nothing begins any more.
     pub(crate) fn close(&self) {
-        *self.0.lock() = State::Closed;
+        *self.state.lock() = State::Closed;
     }
 }
 

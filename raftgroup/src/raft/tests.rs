@@ -24,9 +24,10 @@ use pontoon_wal::disk::sim::{Rng, SimClock, SimDisk};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::format::Unreadable;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
 use crate::raft::{
-    Begin, Group, GroupConfig, GroupFailure, Machine, Peers, Proposed, Tenders, Timing,
+    Begin, Group, GroupConfig, GroupFailure, Kept, Machine, Peers, Proposed, Tenders, Timing,
 };
 use crate::runtime::Scope;
 
@@ -59,9 +60,9 @@ pub(crate) struct Notebook {
 }
 
 impl Machine for Notebook {
-    fn steps(&self, _: &Arc<Store>, _: Term, command: Bytes) -> Result<Vec<Step>, String> {
+    fn steps(&self, _: &Arc<Store>, _: Term, command: Bytes) -> Result<Vec<Step>, Unreadable> {
         if command == "poison" {
-            return Err("it is poison".to_owned());
+            return Err(Unreadable::Nonsense { kind: "poison" });
         }
         let name = command.slice(..command.len().min(40));
         let record = |name: Bytes| Step::Record {
@@ -112,15 +113,21 @@ pub(crate) fn group_config(node: u64, path: &Path) -> GroupConfig {
             dirty_bytes_max: 1 << 20,
             log_bytes_max: 20 << 10,
             recent_bytes_max: 64 << 10,
+            ..pontoon_engine::Config::default()
         },
         timing: Timing {
             heartbeat: Duration::from_millis(100),
             election_min: Duration::from_millis(400),
             election_max: Duration::from_millis(800),
         },
-        log_entries_kept: 20,
+        kept: Kept {
+            entries_max: 20,
+            bytes_max: 100 << 10,
+        },
+        rotations: crate::runtime::watched::Sender::new(0),
         snapshot_window: 2,
         health: Arc::default(),
+        counters: Arc::default(),
     }
 }
 

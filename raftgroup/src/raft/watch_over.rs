@@ -1,9 +1,8 @@
 //! What is done beside openraft's own tasks, when something changed: saying
-//! who leads and who belongs, shortening the log, stopping after a failure.
+//! who leads and who belongs, stopping after a failure.
 //!
 //! Kept true: a leadership is `ready` only when an entry of its term is
-//! applied, and the first one is the leader's own; the log keeps what either
-//! of the two checkpoints on disk needs.
+//! applied, and the first one is the leader's own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +12,6 @@ use crate::runtime::watched as watch;
 use openraft::ServerState;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::metrics::RaftServerMetrics;
-use pontoon_engine::Store;
 
 use crate::health::{Condition, Health};
 use crate::position::{NodeId, Term};
@@ -37,12 +35,10 @@ pub(crate) struct Overseer {
 
 impl Overseer {
     /// Starts the tasks, which end with the scope or with openraft.
-    pub(crate) fn start(self, scope: &Scope, log_entries_kept: u64) -> watch::Receiver<Leadership> {
+    pub(crate) fn start(self, scope: &Scope) -> watch::Receiver<Leadership> {
         let first = seen(self.node, &self.raft.server_metrics().borrow_watched());
         let says = watch::Sender::new(first);
         let leadership = says.subscribe();
-        let stores = self.replica.stores();
-        scope.spawn(shorten_log(self.raft.clone(), stores, log_entries_kept));
         scope.spawn(self.say_who_leads(says));
         leadership
     }
@@ -132,44 +128,5 @@ fn seen(node: NodeId, server: &RaftServerMetrics<Types>) -> Leadership {
         leader: server.current_leader.filter(leads).map(NodeId),
         ready: false,
         suspended: false,
-    }
-}
-
-/// Removes entries from the log after each checkpoint.
-async fn shorten_log(raft: Raft, mut stores: watch::Receiver<Arc<Store>>, kept: u64) {
-    loop {
-        let store = Arc::clone(&*stores.borrow_and_update());
-        let mut checkpoints = store.checkpoints();
-        loop {
-            tokio::select! {
-                biased;
-                _ = checkpoints.changed() => {
-                    if shorten(&raft, &store, kept).await.is_err() {
-                        return;
-                    }
-                }
-                replaced = stores.changed() => match replaced {
-                    Ok(()) => break,
-                    Err(_) => return,
-                }
-            }
-        }
-    }
-}
-
-/// openraft removes nothing behind its snapshot, and it learns of this
-/// checkpoint only now. But the log is needed since the one before, which it
-/// knows: so there is nothing to wait for.
-async fn shorten(
-    raft: &Raft,
-    store: &Store,
-    kept: u64,
-) -> Result<(), openraft::errors::Fatal<super::Types>> {
-    raft.trigger().snapshot().await?;
-    let spare = store.applied().index.saturating_sub(kept);
-    let superfluous = spare.min(store.log_needed_after().index);
-    match superfluous.checked_sub(1) {
-        Some(last) => raft.trigger().purge_log(last).await,
-        None => Ok(()),
     }
 }

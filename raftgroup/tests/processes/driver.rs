@@ -16,7 +16,7 @@ use rand::rngs::SmallRng;
 use crate::check::Seen;
 use crate::history::{Content, Dump, now};
 use crate::load::Load;
-use crate::member::{SAYS, Seat};
+use crate::member::{Release, SAYS, Seat};
 
 /// How long a node may take to do what it is told.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,6 +47,8 @@ pub(crate) struct Cluster {
     /// Of nodes 1, 2 and so on, also of those that are to come.
     addresses: Vec<String>,
     members: BTreeMap<u64, Member>,
+    /// What is started from now on.
+    pub(crate) release: Release,
     says: mpsc::Sender<(u64, String)>,
     said: mpsc::Receiver<(u64, String)>,
     /// One after the other, not before their time.
@@ -74,6 +76,7 @@ impl Cluster {
             load,
             addresses: free_addresses(NODES + joining, rng),
             members: nodes.map(|node| (node, Member::default())).collect(),
+            release: Release::THIS,
             says,
             said,
             errands: VecDeque::new(),
@@ -100,6 +103,7 @@ impl Cluster {
             start,
             load: self.load,
             join: at(node) >= NODES,
+            release: self.release,
             dir: self.dir.clone(),
             addresses: self.addresses[..known].to_vec(),
         }
@@ -149,7 +153,8 @@ impl Cluster {
         let Some((mut child, _)) = member.and_then(|member| member.running.take()) else {
             return;
         };
-        child.kill().expect("it is a child");
+        // It may have ended by itself.
+        let _ = child.kill();
         child.wait().expect("it is a child");
         self.told.take_if(|told| *told == node);
         self.note("killed", node);
@@ -288,6 +293,44 @@ impl Cluster {
             }
         }
         Err(format!("node {node} was never {answer}"))
+    }
+
+    /// Replaces a running node's process by one of another release; returns
+    /// when that is at work.
+    pub(crate) fn restart(&mut self, node: u64, release: Release) -> Result<(), String> {
+        self.kill(node);
+        self.release = release;
+        self.start(node);
+        self.wait_for(node, "ready").map(drop)
+    }
+
+    /// The version of the cluster, as a node knows it, and how many entries it
+    /// has applied of the kind that only the next release knows.
+    pub(crate) fn version(&mut self, node: u64) -> Result<(u8, u64), String> {
+        let said = self.tell(node, "version", "version")?;
+        let words: Vec<_> = said.split(' ').skip(1).collect();
+        let parse = || Some((words.first()?.parse().ok()?, words.get(1)?.parse().ok()?));
+        parse().ok_or_else(|| format!("version: what is {said:?}?"))
+    }
+
+    /// Starts a node that can't go on, in place of its process; returns what it
+    /// says before it ends.
+    pub(crate) fn start_in_vain(&mut self, node: u64, release: Release) -> Result<String, String> {
+        self.kill(node);
+        self.release = release;
+        self.start(node);
+        let member = self.members.get_mut(&node).expect("it was just started");
+        let (child, _) = member.running.as_mut().expect("it was just started");
+        let deadline = Instant::now() + PATIENCE;
+        while child.try_wait().expect("it is a child").is_none() {
+            if Instant::now() > deadline {
+                return Err(format!("node {node} runs on"));
+            }
+            std::thread::sleep(TICK);
+        }
+        let errors = format!("errors-{node}-{}", member.starts);
+        self.kill(node);
+        read(&self.dir.join(errors))
     }
 
     /// Opens the accounts, if there are any.

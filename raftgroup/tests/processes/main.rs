@@ -25,6 +25,7 @@ use check::Seen;
 use driver::{Cluster, Errand, NODES};
 use history::{Ask, Heard, Step};
 use load::Load;
+use member::Release;
 
 /// Not a test: what this binary does when it is started as a member.
 #[test]
@@ -37,18 +38,91 @@ fn as_a_member() {
 
 #[test]
 fn killed_at_random() {
-    run(Load::Keys, 20);
+    run(Load::Keys, 20, torment);
 }
 
 /// Transactions over several groups, while ranges are split and a member is
 /// replaced.
 #[test]
 fn transfers() {
-    run(Load::Transfers, 25);
+    run(Load::Transfers, 25, |cluster, time, rng| {
+        plan_changes(cluster, time, rng);
+        torment(cluster, time, rng)
+    });
 }
 
-/// A run of some length, if none is asked for.
-fn run(load: Load, secs: u64) {
+/// Transactions go on while every member gets the next release, one after the
+/// other: first so that there is a way back, which is taken, and then for good.
+#[test]
+fn upgraded_and_rolled_back() {
+    run(Load::Transfers, 0, |cluster, _, _| upgrade(cluster));
+}
+
+/// A rolling upgrade, a rollback, and an upgrade for good.
+fn upgrade(cluster: &mut Cluster) -> Result<(), String> {
+    /// Between two steps, so that there is load on whatever is there by then.
+    const A_WHILE: Duration = Duration::from_millis(1500);
+    let (this, next) = (Release::THIS.newest, Release::NEXT.newest);
+    let nodes = cluster.nodes();
+    // The new kind is of no use to anybody yet, and nobody meets it.
+    let nothing_new = |cluster: &mut Cluster| {
+        for node in cluster.nodes() {
+            let seen = cluster.version(node)?;
+            if seen != (this, 0) {
+                return Err(format!("node {node} is at {seen:?} already"));
+            }
+        }
+        Ok(())
+    };
+    for release in [Release::NEXT_HELD_BACK, Release::THIS, Release::NEXT] {
+        for node in &nodes {
+            cluster.attend(A_WHILE)?;
+            nothing_new(cluster)?;
+            cluster.restart(*node, release)?;
+        }
+    }
+    // All agree now. The new kind is used everywhere, and by every leader.
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let before = loop {
+        cluster.attend(A_WHILE)?;
+        let mut seen = Vec::new();
+        for node in &nodes {
+            seen.push(cluster.version(*node)?);
+        }
+        if seen
+            .iter()
+            .all(|(version, trials)| *version == next && *trials > 0)
+        {
+            break seen;
+        }
+        if Instant::now() > deadline {
+            return Err(format!("it stays at {seen:?}"));
+        }
+    };
+    println!("version and entries of the new kind, by node: {before:?}");
+    // Now there is no way back, and whoever takes it is told so.
+    for node in &nodes {
+        let said = cluster.start_in_vain(*node, Release::THIS)?;
+        let expected = format!(
+            "the cluster has version {next}, this release understands versions up to {this}"
+        );
+        let unknown = format!("in format version {next}; this one understands up to {this}");
+        if !said.contains(&expected) && !said.contains(&unknown) {
+            return Err(format!("node {node} ended for another reason:\n{said}"));
+        }
+        cluster.restart(*node, Release::NEXT)?;
+        cluster.attend(A_WHILE)?;
+    }
+    Ok(())
+}
+
+/// A run of some length, if none is asked for, in which something is done to
+/// the cluster.
+fn run(
+    load: Load,
+    secs: u64,
+    done: impl FnOnce(&mut Cluster, Duration, &mut SmallRng) -> Result<(), String>,
+) {
     static ALONE: Mutex<()> = Mutex::new(());
     // Two at a time would only keep each other waiting.
     let _alone = ALONE.lock();
@@ -60,7 +134,9 @@ fn run(load: Load, secs: u64) {
         .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
         .expect("a directory");
     println!("{}, seed {seed}", load.name());
-    let outcome = torment(dir.path(), load, Duration::from_secs(secs), seed);
+    let outcome = under_load(dir.path(), load, seed, |cluster, rng| {
+        done(cluster, Duration::from_secs(secs), rng)
+    });
     let wrong = match outcome {
         Ok(seen) => {
             println!("{secs} s, {}", summary(&seen));
@@ -87,22 +163,34 @@ fn what_is_left_of_a_run() {
     }
 }
 
-/// Kills nodes, mostly one at a time, and lets them come back, for so long.
-fn torment(dir: &Path, load: Load, time: Duration, seed: u64) -> Result<Seen, String> {
+/// Does something to a cluster under load, and gathers what came of it.
+fn under_load(
+    dir: &Path,
+    load: Load,
+    seed: u64,
+    done: impl FnOnce(&mut Cluster, &mut SmallRng) -> Result<(), String>,
+) -> Result<Seen, String> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut cluster = Cluster::new(dir, load, 1, &mut rng);
     for node in cluster.nodes() {
         cluster.start(node);
     }
     cluster.open()?;
-    if load == Load::Transfers {
-        plan_changes(&mut cluster, time, &mut rng);
-    }
+    done(&mut cluster, &mut rng)?;
+    cluster.settle()?;
+    // With all there, the rest of what can happen happens.
+    cluster.attend(pause(&mut rng, 2000..3000))?;
+    cluster.finish()?;
+    driver::gather(dir)
+}
+
+/// Kills nodes, mostly one at a time, and lets them come back, for so long.
+fn torment(cluster: &mut Cluster, time: Duration, rng: &mut SmallRng) -> Result<(), String> {
     let end = Instant::now() + time;
     while Instant::now() < end {
-        cluster.attend(pause(&mut rng, 1000..5000))?;
+        cluster.attend(pause(rng, 1000..5000))?;
         let mut nodes = cluster.nodes();
-        nodes.shuffle(&mut rng);
+        nodes.shuffle(rng);
         nodes.truncate(match rng.random_range(0..100) {
             0..70 => 1,
             70..90 => 2,
@@ -112,15 +200,11 @@ fn torment(dir: &Path, load: Load, time: Duration, seed: u64) -> Result<Seen, St
             cluster.kill(*node);
         }
         for node in &nodes {
-            cluster.attend(pause(&mut rng, 0..2500))?;
+            cluster.attend(pause(rng, 0..2500))?;
             cluster.start(*node);
         }
     }
-    cluster.settle()?;
-    // With all there, the rest of what can happen happens.
-    cluster.attend(pause(&mut rng, 2000..3000))?;
-    cluster.finish()?;
-    driver::gather(dir)
+    Ok(())
 }
 
 /// Three splits, and between them one member is lost and replaced.

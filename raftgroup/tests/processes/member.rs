@@ -7,6 +7,8 @@
 //! - `stop` ends the clients;
 //! - `contents` tells the hashes of its replicas, `dump <revision>` writes
 //!   everything through that revision to a file;
+//! - `version` tells the version of the cluster, and how many entries it has
+//!   applied of the kind that only the next release knows;
 //! - `split <key>`, `remove <node>`, `add <node> <address>` (to listen) and
 //!   `promote <node>` change the cluster, if nobody has done so before.
 
@@ -20,8 +22,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use pontoon_engine::{Answer, KeyRange, Range, Request, Revision};
 use pontoon_raftgroup::{
-    Config, Delivery, Failure, Member as Joining, MemberReject, Node, NodeId, Plain, Scope,
-    TcpConfig, TcpNetwork, Timing, Watch,
+    Config, Delivery, Failure, FormatVersion, Member as Joining, MemberReject, Node, NodeId, Plain,
+    Scope, TcpConfig, TcpNetwork, Timing, Watch,
 };
 use pontoon_wal::disk::{Backend, Disk, RealDisk};
 use pontoon_wal::{Clock, SystemClock};
@@ -58,9 +60,32 @@ pub(crate) struct Seat {
     pub(crate) load: Load,
     /// Whether it comes to a cluster that is there.
     pub(crate) join: bool,
+    pub(crate) release: Release,
     pub(crate) dir: PathBuf,
     /// Where node 1, 2 and so on are.
     pub(crate) addresses: Vec<String>,
+}
+
+/// Which release a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Release {
+    /// The newest format that it understands.
+    pub(crate) newest: u8,
+    /// The newest version of the cluster that it agrees to.
+    pub(crate) agrees: u8,
+}
+
+impl Release {
+    const fn of(newest: u8, agrees: u8) -> Self {
+        Self { newest, agrees }
+    }
+
+    /// This one.
+    pub(crate) const THIS: Self = Self::of(FormatVersion::NEWEST.0, FormatVersion::NEWEST.0);
+    /// The next one, which has one more kind of entry.
+    pub(crate) const NEXT: Self = Self::of(Self::THIS.newest + 1, Self::THIS.newest + 1);
+    /// The same, started so that there is a way back.
+    pub(crate) const NEXT_HELD_BACK: Self = Self::of(Self::NEXT.newest, Self::THIS.newest);
 }
 
 impl Seat {
@@ -68,8 +93,9 @@ impl Seat {
         let load = self.load.name();
         let dir = self.dir.display();
         let addresses = self.addresses.join(" ");
+        let Release { newest, agrees } = self.release;
         format!(
-            "{} {} {load} {} {dir} {addresses}",
+            "{} {} {load} {} {newest} {agrees} {dir} {addresses}",
             self.node, self.start, self.join
         )
     }
@@ -81,6 +107,10 @@ impl Seat {
             start: words.next()?.parse().ok()?,
             load: Load::from_name(words.next()?)?,
             join: words.next()?.parse().ok()?,
+            release: Release {
+                newest: words.next()?.parse().ok()?,
+                agrees: words.next()?.parse().ok()?,
+            },
             dir: words.next()?.into(),
             addresses: words.map(str::to_owned).collect(),
         })
@@ -126,6 +156,10 @@ async fn serve(seat: Seat) {
         stop: AtomicBool::new(false),
         newest: AtomicI64::new(1),
     });
+    tokio::spawn({
+        let member = Arc::clone(&member);
+        async move { panic!("{}", member.node.failed().await) }
+    });
     say("ready");
     let clients = (0..CLIENTS).map(|client| tokio::spawn(Arc::clone(&member).ask_on(client)));
     let mut clients: Vec<_> = clients.collect();
@@ -148,6 +182,13 @@ async fn serve(seat: Seat) {
                     client.await.expect("a client ends in order");
                 }
                 say("stopped");
+            }
+            ["version"] => {
+                let version = member.node.cluster_version().cluster;
+                say(&format!(
+                    "version {version} {}",
+                    member.node.trial_entries()
+                ));
             }
             ["contents"] => say(&format!("contents {}", list(member.contents()))),
             ["dump", through] => {
@@ -204,7 +245,10 @@ async fn open(seat: &Seat) -> Node {
     // Small, so that logs are cut and those who were away get snapshots.
     config.log_entries_kept = 300;
     config.log_bytes_max = 256 << 10;
+    config.log_kept_bytes = 1 << 20;
     config.segment_bytes = 1 << 20;
+    config.newest_format = FormatVersion(seat.release.newest);
+    config.cluster_version_max = FormatVersion(seat.release.agrees);
     let tcp = TcpConfig::new(id, 1, clock.random());
     let address = config.members[&id].clone();
     let network = TcpNetwork::bind(address, tcp, Plain).expect("its address is free");

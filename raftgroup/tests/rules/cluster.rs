@@ -150,13 +150,24 @@ impl Cluster {
         }
     }
 
+    /// A node that doesn't run is another one when it starts again.
+    pub(crate) fn change(&mut self, id: u64, change: impl FnOnce(&mut Config)) {
+        change(&mut self.places.get_mut(&id).expect("it has one").config);
+    }
+
     /// A node that was taken in starts; it is the next number.
     pub(crate) async fn join(&mut self) -> u64 {
+        self.join_with(|_| ()).await
+    }
+
+    /// With something else than the defaults.
+    pub(crate) async fn join_with(&mut self, change: impl FnOnce(&mut Config)) -> u64 {
         let id = self.places.len() as u64 + 1;
         let known = self.nodes.keys().copied().chain([id]);
         let members = known.map(|id| (NodeId(id), String::new())).collect();
         let mut config = Config::new(NodeId(id), 7, "/data", members);
         config.join = true;
+        change(&mut config);
         self.open(config).await;
         id
     }
@@ -196,7 +207,7 @@ impl Cluster {
         self.running().into_iter().filter(has).collect()
     }
 
-    async fn until_led(&self, group: GroupId) -> u64 {
+    pub(crate) async fn until_led(&self, group: GroupId) -> u64 {
         let mut hosts = self.hosts(group);
         let led = async {
             loop {

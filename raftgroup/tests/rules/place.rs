@@ -133,6 +133,111 @@ fn who_only_listens_in_the_root_group_has_no_vote() {
     });
 }
 
+/// Of the groups that the root group's leader has no replica of, too.
+#[test]
+fn with_three_replicas_leaders_are_spread_over_those_that_have_them() {
+    simulate(async {
+        let splits = &["b", "c", "d", "f", "m", "p", "t"];
+        let cluster = Cluster::start_with(5, splits, |config| config.replicas = 3).await;
+        let map = cluster.node(1).map().expect("it is known");
+        let groups: Vec<_> = map.ranges().map(|(placed, _)| placed.clone()).collect();
+        let led = || {
+            let mut led = std::collections::BTreeMap::new();
+            for id in 1..=5 {
+                let status = cluster.node(id).status();
+                led.insert(NodeId(id), status.iter().filter(|one| one.leads).count());
+            }
+            led
+        };
+        for one in 1..=5 {
+            for placed in groups.iter().filter(|placed| !placed.group.is_root()) {
+                if placed.voters.contains(&NodeId(one)) {
+                    cluster.lead(placed.group, one).await;
+                }
+            }
+            until(|| {
+                let led = led();
+                let evenly = |placed: &pontoon_raftgroup::Placed| {
+                    let leader = placed.voters.iter().find(|id| {
+                        let replica = cluster.replica(id.0, placed.group);
+                        replica.is_some_and(|replica| replica.leads)
+                    });
+                    let least = placed.voters.iter().filter_map(|id| led.get(id)).min();
+                    leader.is_some_and(|leader| {
+                        led.get(leader) <= least.map(|least| least + 1).as_ref()
+                    })
+                };
+                led.values().sum::<usize>() == groups.len() && groups.iter().all(evenly)
+            })
+            .await;
+        }
+    });
+}
+
+/// A replica that its group doesn't count any more goes, and keeps nobody from
+/// the group meanwhile.
+#[test]
+fn with_three_replicas_groups_move_when_members_come_and_go() {
+    simulate(async {
+        let splits = &["b", "c", "d", "f", "m", "p", "t"];
+        let mut cluster = Cluster::start_with(5, splits, |config| config.replicas = 3).await;
+        let keys = ["a", "b", "c", "d", "f", "m", "p", "t"];
+        for come in 6..=8 {
+            let member = pontoon_raftgroup::Member {
+                address: String::new(),
+                learner: false,
+            };
+            let added = cluster.node(1).member_add(NodeId(come), member, LONG).await;
+            added.expect("it is taken in");
+            assert_eq!(cluster.join().await, come);
+            for id in cluster.running() {
+                use_all(&cluster.node(id), &keys).await;
+            }
+            until_as_the_map_says(&cluster).await;
+        }
+        for go in [8, 7] {
+            let removed = cluster.node(1).member_remove(NodeId(go), LONG).await;
+            removed.expect("it is removed");
+            cluster.kill(go);
+            until_as_the_map_says(&cluster).await;
+            for id in cluster.running() {
+                use_all(&cluster.node(id), &keys).await;
+            }
+        }
+    });
+}
+
+/// All keys count at every member, whichever it has.
+#[test]
+fn with_three_replicas_every_member_says_the_same_hash() {
+    simulate(async {
+        let cluster = seven().await;
+        for key in ["a", "d", "g", "n", "u"] {
+            cluster.node(1).put(key, "here").await;
+        }
+        let at = cluster.node(1).put("a", "last").await;
+        let mut found = std::collections::BTreeSet::new();
+        for id in 1..=7 {
+            let node = cluster.node(id);
+            let end = tokio::time::Instant::now() + LONG;
+            let sum = loop {
+                let here = node.hash(crate::cluster::revision(at));
+                let all = match here {
+                    Ok(here) => node.hash_with_others(here).await,
+                    failed => failed,
+                };
+                match all {
+                    Ok(all) => break all,
+                    Err(failure) => assert!(tokio::time::Instant::now() < end, "{failure}"),
+                }
+                pause(50).await;
+            };
+            found.insert(sum.sum);
+        }
+        assert_eq!(found.len(), 1, "{found:?}");
+    });
+}
+
 async fn until_spread(cluster: &Cluster) {
     let spread = || {
         let led = cluster.led();

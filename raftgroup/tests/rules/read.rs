@@ -147,3 +147,30 @@ fn rule_9c_what_is_read_at_a_revision_stays_so() {
         }
     });
 }
+
+/// Messages get lost, so that the replica of the node that was asked is often
+/// behind the answer, which needs nothing of it.
+#[test]
+fn rule_10_a_read_through_another_node_waits_for_no_replica_there() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.network.set_loss(0.2);
+        let mut behind = 0;
+        for n in 0..100 {
+            let Ok(_) = cluster.node(2).put_within("n", &n.to_string(), SHORT).await else {
+                continue;
+            };
+            let leads = cluster.replica(2, GroupId(1)).expect("it is there");
+            // An answer that is lost says nothing.
+            let Ok(answer) = cluster.node(3).get_within("n", SHORT).await else {
+                continue;
+            };
+            assert_eq!(value(&answer).0, n.to_string());
+            let asked = cluster.replica(3, GroupId(1)).expect("it is there");
+            behind += u32::from(asked.applied < leads.applied);
+        }
+        assert!(behind > 0);
+    });
+}

@@ -39,8 +39,8 @@ fn both(value: &str) -> Txn {
     }
 }
 
-/// Where the contents of records of transactions begin in a tree, in all
-/// checkpoints that are in it.
+/// Where the contents of records of transactions begin in a tree, behind their
+/// version, in all checkpoints that are in it.
 fn txn_records(disk: &SimDisk, group: GroupId) -> Vec<usize> {
     const PREFIX: &[u8] = b"\x01txn/";
     let file = disk.read_file(&tree(group)).expect("it is there");
@@ -56,7 +56,7 @@ fn txn_records(disk: &SimDisk, group: GroupId) -> Vec<usize> {
                 .expect("an end")
                 + 1;
         }
-        at
+        at + 1
     });
     contents.collect()
 }
@@ -158,7 +158,8 @@ fn write_nonsense(disk: &SimDisk, group: GroupId, name: &'static [u8]) {
         },
         steps: vec![Step::Record {
             name: Bytes::from_static(name),
-            content: Some(Bytes::from_static(&[0xff; 3])),
+            // Behind its version.
+            content: Some(Bytes::from_static(&[1, 0xff, 0xff])),
         }],
     };
     store.apply(&entry).expect("it is applied");

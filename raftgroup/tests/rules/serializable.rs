@@ -5,7 +5,9 @@ use pontoon_engine::{KeyRange, Range};
 use pontoon_raftgroup::GroupId;
 use tokio::task::spawn_local;
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, SHORT, pause, simulate, soon, value};
+use crate::cluster::{
+    Client, Cluster, LONG, ROOT, SHORT, pause, range, revision, simulate, soon, value,
+};
 
 #[test]
 fn rule_16_serializable_reads_go_on_without_a_quorum() {
@@ -29,6 +31,47 @@ fn rule_16_serializable_reads_go_on_without_a_quorum() {
         let all = Range::of(KeyRange::all());
         let all = soon(alone.read_serializable(&all, LONG)).await;
         assert_eq!(all.expect("it is here").expect("it is here").count, 3);
+    });
+}
+
+/// Marks are always on their way, and take long.
+#[test]
+fn rule_16_a_member_never_tells_less_than_it_told_of_another_group() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(2), 3).await;
+        let other = cluster.node(1);
+        let busy = spawn_local(async move {
+            loop {
+                let _ = other.put_within("b", "1", SHORT).await;
+            }
+        });
+        let node = cluster.node(3);
+        cluster.slow(1, 3, 20);
+        for n in 0..20 {
+            let acknowledged = node.put("n", &n.to_string()).await;
+            let at = node.get_here("g").await.expect("it is here").revision.0;
+            assert!(at >= acknowledged, "{at} after {acknowledged}");
+            let told = node.get("n").await.revision.0;
+            let at = node.get_here("a").await.expect("it is here").revision.0;
+            assert!(at >= told, "{at} after {told}");
+        }
+        busy.abort();
+    });
+}
+
+/// A sequencer that is there, but has nothing to tell.
+#[test]
+fn rule_16_what_was_told_of_other_groups_keeps_no_read_waiting_for_long() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.node(1).put("g", "here").await;
+        pause(300).await;
+        let node = cluster.node(3);
+        node.note_told(revision(1_000_000));
+        let answer = node.read_serializable(&range("g"), LONG).await;
+        assert_eq!(value(&answer.expect("it is here")).0, "here");
     });
 }
 

@@ -339,6 +339,7 @@ fn rule_s4_who_was_away_gets_the_child_from_its_leader() {
         let few = |config: &mut Config| {
             config.log_entries_kept = 10;
             config.log_bytes_max = 1;
+            config.log_kept_bytes = 1 << 10;
         };
         let mut cluster = Cluster::start_with(3, &["f"], few).await;
         use_all(&cluster.node(1), &KEYS).await;
@@ -382,6 +383,30 @@ fn a_range_in_which_nothing_was_written_can_be_split() {
             use_all(&cluster.node(3), &["a", "g", "n", "q"]).await;
         });
     }
+}
+
+/// A leader announces itself anew whenever what it asked was overtaken by a
+/// compaction. After a split it begins anew in the same term.
+#[test]
+fn rule_4_a_leader_that_begins_anew_counts_its_sessions_on() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f"]).await;
+        cluster.lead(ROOT, 1).await;
+        cluster.lead(GroupId(1), 2).await;
+        // It asks before it has heard of the compaction, each time.
+        cluster.slow(1, 2, 40);
+        for _ in 0..100 {
+            let floor = cluster.node(2).put("g", "x").await;
+            let compacted = cluster.node(1).compact(revision(floor), LONG).await;
+            assert_eq!(compacted, Ok(revision(floor)));
+            cluster.node(2).put("g", "y").await;
+        }
+        cluster.slow(1, 2, 0);
+        split(&cluster.node(2), "m").await;
+        assert_eq!(cluster.leader(GroupId(1), &[2]), Some(2));
+        let written = cluster.node(2).put_within("g", "z", SHORT).await;
+        assert!(written.is_ok(), "{written:?}");
+    });
 }
 
 /// Node 3 leads a group whose split it has, and is cut off from the root

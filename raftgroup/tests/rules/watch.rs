@@ -204,3 +204,61 @@ fn rule_11_a_compaction_takes_nothing_from_a_watch_that_had_caught_up() {
         });
     }
 }
+
+/// Watches that had caught up and are not asked for their events until more of
+/// them are compacted than are kept.
+#[test]
+fn rule_11_a_watch_that_is_too_far_behind_hears_that_it_is_compacted() {
+    for splits in [&["f", "m"][..], &[]] {
+        simulate(async {
+            let cluster = Cluster::start(3, splits).await;
+            cluster.node(1).put("a", "first").await;
+            pause(300).await;
+            let mut far = watch_all(&cluster.node(3), 0);
+            let text = "x".repeat(64 << 10);
+            for n in 0..40_u64 {
+                let key = ["a", "g", "n"][n as usize % 3];
+                cluster.node(1 + n % 3).put(key, &text).await;
+            }
+            pause(300).await;
+            let mut near = watch_all(&cluster.node(3), 0);
+            let last = cluster.node(1).put("g", "last").await;
+            let compacted = cluster.node(2).compact(revision(last), LONG).await;
+            assert_eq!(compacted, Ok(revision(last)));
+            until(|| {
+                let status = cluster.node(3).status();
+                status.iter().all(|replica| replica.floor.0 == last)
+            })
+            .await;
+            let heard = timeout(LONG, far.next()).await.expect("it hears");
+            assert_eq!(heard, Some(Delivery::Compacted(revision(last))));
+            assert_eq!(take(&mut near, last).await, [(last, "last".to_owned())]);
+        });
+    }
+}
+
+/// Of many that lack much, those are cancelled for which there is no room.
+#[test]
+fn rule_11_what_is_kept_for_all_watches_is_bounded() {
+    simulate(async {
+        let cluster = Cluster::start(1, &[]).await;
+        cluster.node(1).put("a", "first").await;
+        let mut streams: Vec<_> = (0..50).map(|_| watch_all(&cluster.node(1), 0)).collect();
+        let text = "x".repeat(225 << 10);
+        for key in ["a", "b", "c", "d"] {
+            cluster.node(1).put(key, &text).await;
+        }
+        let last = cluster.node(1).put("e", "last").await;
+        let compacted = cluster.node(1).compact(revision(last), LONG).await;
+        assert_eq!(compacted, Ok(revision(last)));
+        let mut kept = 0;
+        for stream in &mut streams {
+            match timeout(LONG, stream.next()).await.expect("it hears") {
+                Some(Delivery::Events(_)) => kept += 1,
+                heard => assert_eq!(heard, Some(Delivery::Compacted(revision(last)))),
+            }
+        }
+        // 32 MiB of 900 KiB each.
+        assert_eq!(kept, 36);
+    });
+}

@@ -35,8 +35,11 @@ pub(crate) fn simulate<T>(run: impl Future<Output = T>) -> T {
 pub(crate) struct Shape {
     pub(crate) nodes: u64,
     pub(crate) splits: Vec<Bytes>,
+    /// Of each group but the root group; 0: one on every node.
+    pub(crate) replicas: u64,
     pub(crate) log_entries_kept: u64,
     pub(crate) log_bytes_max: u64,
+    pub(crate) log_kept_bytes: u64,
     pub(crate) quiet_after: Duration,
     /// How long a disk may hang before its node exits.
     pub(crate) stall_max: Duration,
@@ -54,8 +57,10 @@ impl Shape {
                 .iter()
                 .map(|key| Bytes::from_static(key.as_bytes()))
                 .collect(),
+            replicas: 0,
             log_entries_kept: 10_000,
             log_bytes_max: 256 << 20,
+            log_kept_bytes: 384 << 20,
             quiet_after: Duration::from_secs(5),
             stall_max: Duration::from_secs(60),
             volatile: false,
@@ -279,8 +284,10 @@ impl Cluster {
         config.quiet_after = self.shape.quiet_after * seconds / 100;
         config.stall_max = self.shape.stall_max;
         config.splits = self.shape.splits.clone();
+        config.replicas = self.shape.replicas;
         config.log_entries_kept = self.shape.log_entries_kept;
         config.log_bytes_max = self.shape.log_bytes_max;
+        config.log_kept_bytes = self.shape.log_kept_bytes;
         config.segment_bytes = 256 << 10;
         config
     }

@@ -241,9 +241,15 @@ fn look(sim: &Sim, end: &mut End) {
         .iter()
         .map(|id| (*id, sim.cluster.running(*id).map(|running| running.node)))
         .collect();
+    let map = sim.cluster.map();
     let of_nodes = |group| {
         let of = |node: &Option<pontoon_raftgroup::Node>| node.as_ref()?.content(group);
-        nodes.iter().map(|(id, node)| (*id, of(node))).collect()
+        let all = nodes.iter().map(|(id, node)| (*id, of(node)));
+        // Who need not have it has none, in the end.
+        let placed = map.as_ref().and_then(|map| map.placed(group));
+        let is_due = |id| placed.is_none_or(|placed| placed.members.contains(&id));
+        all.filter(|(id, content)| content.is_some() || is_due(*id))
+            .collect()
     };
     let groups = sim.cluster.groups().into_iter();
     end.contents = groups.map(|group| (group, of_nodes(group))).collect();

@@ -131,6 +131,7 @@ enum Feature {
     Corruption,
     Disks,
     Starvation,
+    Replicas,
 }
 
 impl Feature {
@@ -146,6 +147,7 @@ impl Feature {
             Self::Corruption => "corruption",
             Self::Disks => "disks",
             Self::Starvation => "starvation",
+            Self::Replicas => "replicas",
         };
         let without = std::env::var("PONTOON_WITHOUT").unwrap_or_default();
         let is_left_out = without.split(',').any(|left_out| left_out == name);
@@ -209,6 +211,7 @@ impl Plan {
             // So short that who was away needs a snapshot.
             shape.log_entries_kept = 1 + rng.below(20);
             shape.log_bytes_max = 200 + rng.below(3_000);
+            shape.log_kept_bytes = 10 * shape.log_bytes_max;
         }
         shape.quiet_after = Duration::from_millis(1000 + rng.below(6000));
         if rng.chance(2, 3) {
@@ -253,7 +256,34 @@ impl Plan {
         let mut plan = if rng.chance(1, 4) { plan.hot() } else { plan };
         plan.add_features();
         plan.add_failing_disks();
+        plan.add_replicas();
         plan
+    }
+
+    /// Groups on three of five nodes, so that clients ask nodes that have no
+    /// replica of what they want: if `PONTOON_WITH` is `replicas`, since waits
+    /// are still longer there than they should be.
+    fn add_replicas(&mut self) {
+        let wanted = std::env::var("PONTOON_WITH").is_ok_and(|with| with == "replicas");
+        if !wanted || !Feature::Replicas.is_wanted() {
+            return;
+        }
+        self.shape.replicas = 3;
+        self.shape.nodes = 5;
+        if !self.shape.seconds.is_empty() {
+            self.shape.seconds.resize(5, 100);
+        }
+        if self.shape.splits.is_empty() {
+            self.shape.splits = Shape::new(0, &SPLITS[..2]).splits;
+        }
+        self.letters = self.letters.max(3);
+        self.watchers = self.watchers.max(3);
+        // A group has three votes. One that is away for good, and one that is
+        // rebuilt, would be too many.
+        self.damages = match self.changes {
+            0 => self.damages.min(1),
+            _ => 0,
+        };
     }
 
     /// Disks that fail, hang or are read-only, and processors that are busy;

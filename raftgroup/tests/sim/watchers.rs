@@ -37,7 +37,11 @@ pub(crate) fn collect(sim: &Rc<Sim>, id: NodeId) {
         ));
         let mut followed = BTreeSet::new();
         loop {
-            for (_, keys) in map.ranges() {
+            for (placed, keys) in map.ranges() {
+                // What isn't here, those collect who have it.
+                if sim.cluster.shape.replicas > 0 && !placed.members.contains(&id) {
+                    continue;
+                }
                 if followed.insert((keys.key.clone(), keys.end.clone())) {
                     let (sim, running) = (Rc::clone(&sim), running.clone());
                     tokio::task::spawn_local(collect_keys(sim, id, running, keys));

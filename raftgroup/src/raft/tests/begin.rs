@@ -14,6 +14,7 @@ use tokio::time::sleep;
 
 use super::{Cluster, GROUP, STORE, group_config, new_disk, nodes, open_wal, simulate, tree_path};
 use crate::codec::Wire;
+use crate::format::FormatVersion;
 use crate::position::{LogIndex, NodeId, Term};
 use crate::raft::message::{self, Answer, Ballot, Request};
 use crate::raft::types::{Vote, log_id};
@@ -304,6 +305,7 @@ fn nothing_is_left_of_a_replica_that_was_destroyed() {
         cluster.group(gone).destroy().await.unwrap();
         // A late message makes nothing of it.
         let begin = Request::SnapshotBegin {
+            formats: FormatVersion::FIRST,
             id: 1,
             vote: Vote::new_committed(term.0, leader),
             last: Some(log_id(term.0, 1 << 40)),

@@ -93,7 +93,10 @@ fn an_entry_that_makes_no_sense_stops_the_replica_and_is_named() {
             panic!("{:?}", group.failure());
         };
         assert!(reason.contains("applying entry"), "{reason}");
-        assert!(reason.contains("it is poison"), "{reason}");
+        assert!(
+            reason.contains("poison: the bytes make no sense"),
+            "{reason}"
+        );
     });
 }
 
@@ -124,7 +127,7 @@ fn bytes_that_make_no_sense_are_refused() {
         let mut messages: Vec<(Bytes, &str)> = cut.collect();
         messages.push((message::encode(STORE + 1, &ballot), "another cluster"));
         messages.push((message::encode(STORE, &piece), "has not begun"));
-        messages.push((whole.clone(), "an entry makes no sense"));
+        messages.push((whole.clone(), "log record: the bytes make no sense"));
         for (message, reason) in messages {
             let (reply, answer) = oneshot::channel();
             let reply = Box::new(move |bytes| {

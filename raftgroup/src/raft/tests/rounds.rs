@@ -15,7 +15,11 @@ use crate::rounds::Rounds;
 
 impl Cluster {
     fn rounds(&self, id: u64) -> Arc<Rounds> {
-        Rounds::new(self.group(id), self.nodes[&id].scope.clone())
+        Rounds::new(
+            self.group(id),
+            self.nodes[&id].scope.clone(),
+            Arc::default(),
+        )
     }
 
     /// Hands the lead to `to`, until it is taken.

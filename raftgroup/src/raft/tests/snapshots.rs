@@ -8,6 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Cluster, STORE, simulate};
 use crate::codec::Wire;
+use crate::format::FormatVersion;
 use crate::position::NodeId;
 use crate::raft::message::{self, Answer, Request};
 use crate::raft::types::{StoredMembership, Vote, log_id};
@@ -126,6 +127,7 @@ fn pieces_are_taken_once_in_order_and_from_who_began() {
         let snapshot = source.snapshot().unwrap();
         let of = leader % 3 + 1;
         let begin = |id, term| Request::SnapshotBegin {
+            formats: FormatVersion::FIRST,
             id,
             vote: Vote::new_committed(term, leader),
             last: Some(log_id(term, snapshot.applied().index - 1)),
@@ -178,6 +180,7 @@ fn without_a_thread_a_copy_is_refused_and_the_next_try_succeeds() {
         let (leader, term) = cluster.leader().await;
         let of = leader % 3 + 1;
         let begin = Request::SnapshotBegin {
+            formats: FormatVersion::FIRST,
             id: 7,
             vote: Vote::new_committed(term.0, leader),
             last: Some(log_id(term.0, 1)),
@@ -247,6 +250,7 @@ fn a_snapshot_waits_for_the_layer_above_and_others_for_it() {
         assert!(std::sync::Arc::ptr_eq(&old, &cluster.group(behind).store()));
         // Another copy would have the same name.
         let begin = Request::SnapshotBegin {
+            formats: FormatVersion::FIRST,
             id: 9,
             vote: Vote::new_committed(term.0, leader),
             last: Some(log_id(term.0, 1 << 40)),
