@@ -101,6 +101,10 @@ pub(crate) struct Calls(Vec<Count>);
 pub(crate) struct Count {
     pub(crate) started: AtomicU64,
     pub(crate) handled: [AtomicU64; CODE_NAMES.len()],
+    /// Messages that came on streams of clients.
+    pub(crate) received: AtomicU64,
+    /// Messages that went out on streams of this server.
+    pub(crate) sent: AtomicU64,
     /// How long those took that ended well.
     pub(crate) took_ok: Histogram,
     /// And those that didn't.
@@ -116,6 +120,17 @@ impl Default for Calls {
 impl Calls {
     pub(crate) fn of(&self, rpc: Rpc) -> &Count {
         &self.0[rpc as usize]
+    }
+
+    /// Messages that came and that went out; errors are none.
+    pub(crate) fn messages(&self, rpc: Rpc) -> (u64, u64) {
+        let count = self.of(rpc);
+        let started = || count.started.load(Relaxed);
+        match rpc.shape() {
+            Shape::Unary => (started(), count.handled[Code::Ok as usize].load(Relaxed)),
+            Shape::ServerStream => (started(), count.sent.load(Relaxed)),
+            Shape::BidiStream => (count.received.load(Relaxed), count.sent.load(Relaxed)),
+        }
     }
 
     /// A call begins.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pontoon_api::Error;
 use pontoon_api::etcdserverpb::cluster_server::Cluster;
@@ -20,6 +20,10 @@ use crate::failure::status;
 use crate::host::Host;
 use crate::identity::member_id;
 use crate::url::Url;
+
+/// A member that was connected for less counts as down when the members change
+/// (etcd's `HealthInterval`).
+const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) struct ClusterService(pub(crate) Arc<Host>);
 
@@ -97,6 +101,9 @@ impl Cluster for ClusterService {
         let work = async {
             let id = NodeId(request.id);
             host.known(id).await?;
+            if host.limits.strict_reconfig {
+                host.check_promotion()?;
+            }
             let promoted = host.node.member_promote(id, host.limits.within());
             let promoted = promoted.await.map_err(status);
             let refused = promoted.as_ref().err().map(Status::message);
@@ -139,8 +146,8 @@ impl Host {
         if urls.is_empty() {
             return Err(Error::MemberBadUrls.into());
         }
-        if !request.is_learner && self.limits.strict_reconfig {
-            self.check_quorum_with_one_more(&self.node.members())?;
+        if self.limits.strict_reconfig {
+            self.check_addition(request.is_learner)?;
         }
         // What others have added counts too.
         self.catch_up().await?;
@@ -183,22 +190,36 @@ impl Host {
         updated.await.map_err(status)
     }
 
-    /// Whether those who have started, and those who are there, are enough if
-    /// one more votes that isn't there yet.
-    fn check_quorum_with_one_more(&self, members: &BTreeMap<NodeId, Member>) -> Result<(), Error> {
-        let voters = Voters::of(self, members, None);
-        let quorum = voters.all.div_ceil(2) + 1;
+    /// Whether the voters that have started, and those that are steadily
+    /// connected, are still a quorum when there is one more member that isn't
+    /// there yet. As in etcd, a learner must not cost the quorum either.
+    fn check_addition(&self, learner: bool) -> Result<(), Error> {
+        let voters = Voters::of(self, &self.node.members(), None);
         // With one member there is no other way to have two.
-        if voters.all > 1 && voters.started < quorum {
+        if voters.all == 1 {
+            return Ok(());
+        }
+        let quorum = quorum(voters.all + 1);
+        if !learner && voters.started < quorum {
             return Err(Error::NotEnoughStartedMembers);
         }
-        if voters.all > 1 && voters.alive < quorum {
-            return Err(Error::Unhealthy);
+        match voters.steady < quorum {
+            true => Err(Error::Unhealthy),
+            false => Ok(()),
         }
-        Ok(())
     }
 
-    /// Whether those who stay are enough.
+    /// Whether the voters that have started are a quorum beside the learner.
+    fn check_promotion(&self) -> Result<(), Error> {
+        let voters = Voters::of(self, &self.node.members(), None);
+        match voters.started + 1 < quorum(voters.all + 1) {
+            true => Err(Error::NotEnoughStartedMembers),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the voters that stay are a quorum: those that have started, and
+    /// those that are steadily connected. One that isn't there can always go.
     fn check_removal(&self, id: NodeId) -> Result<(), Error> {
         let members = self.node.members();
         let gone = members.get(&id).ok_or(Error::MemberNotFound)?;
@@ -206,22 +227,37 @@ impl Host {
             return Ok(());
         }
         let left = Voters::of(self, &members, Some(id));
-        let quorum = left.all / 2 + 1;
+        let quorum = quorum(left.all);
         if left.started < quorum {
             return Err(Error::NotEnoughStartedMembers);
         }
-        if self.node.is_alive(id) && left.alive < quorum {
-            return Err(Error::Unhealthy);
+        if !self.node.is_alive(id) {
+            return Ok(());
         }
-        Ok(())
+        // (etcd takes one off, whether the one that goes was counted or not.)
+        let voters = Voters::of(self, &members, None);
+        match voters.steady < quorum + 1 {
+            true => Err(Error::Unhealthy),
+            false => Ok(()),
+        }
     }
+
+    /// Whether a member has been connected for so long that it counts.
+    fn is_steady(&self, id: NodeId) -> bool {
+        let connected = self.node.alive_for(id);
+        id == self.member_id || connected.is_some_and(|time| time > HEALTH_INTERVAL)
+    }
+}
+
+fn quorum(voters: usize) -> usize {
+    voters / 2 + 1
 }
 
 /// How many vote, and how many of them count.
 struct Voters {
     all: usize,
     started: usize,
-    alive: usize,
+    steady: usize,
 }
 
 impl Voters {
@@ -234,10 +270,7 @@ impl Voters {
         Self {
             all: voters.len(),
             started: voters.iter().filter(|(_, member)| started(member)).count(),
-            alive: voters
-                .iter()
-                .filter(|(id, _)| host.node.is_alive(**id))
-                .count(),
+            steady: voters.iter().filter(|(id, _)| host.is_steady(**id)).count(),
         }
     }
 }

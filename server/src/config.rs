@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -90,6 +90,10 @@ pub struct Config {
     pub range_writes_max: u64,
     /// Ranges are not split by themselves when there are so many.
     pub ranges_max: Option<usize>,
+    /// Bytes that the files of the log take at most.
+    pub log_bytes_max: u64,
+    /// The newest version of the cluster that this member agrees to.
+    pub cluster_version_max: Option<u8>,
     /// How the log is written.
     pub io_backend: Backend,
     /// What the disk was found to do; the log is set by it.
@@ -126,7 +130,7 @@ pub struct Config {
     pub request_bytes_max: usize,
     /// Most comparisons or steps of a transaction.
     pub txn_ops_max: usize,
-    /// Most calls at a time on one connection.
+    /// Most calls at a time on one connection. (etcd has no bound.)
     pub streams_max: u32,
     /// Most members that only listen.
     pub learners_max: usize,
@@ -146,6 +150,8 @@ pub struct Config {
     pub keepalive_timeout: Duration,
     /// A request that takes longer than this is logged; 0: none.
     pub slow_request: Duration,
+    /// A log entry that takes longer than this to apply is logged.
+    pub slow_apply: Duration,
     /// etcd's feature gates that were set.
     pub feature_gates: BTreeMap<&'static str, bool>,
     /// What is logged.
@@ -154,6 +160,19 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Where.
     pub log_outputs: Vec<LogOutput>,
+}
+
+impl Config {
+    /// The defaults of a program with this name: etcd's tools read its log.
+    #[must_use]
+    pub fn of_program(path: &str) -> Self {
+        let name = Path::new(path).file_name();
+        let mut config = Self::default();
+        if name.is_some_and(|name| name == "etcd") {
+            config.log_format = LogFormat::Json;
+        }
+        config
+    }
 }
 
 impl Default for Config {
@@ -174,6 +193,8 @@ impl Default for Config {
             initial_splits: Vec::new(),
             replicas: 0,
             range_bytes_max: None,
+            log_bytes_max: 1 << 30,
+            cluster_version_max: None,
             range_writes_max: 0,
             ranges_max: None,
             io_backend: Backend::Auto,
@@ -194,7 +215,7 @@ impl Default for Config {
             quota_bytes: 0,
             request_bytes_max: 1_572_864,
             txn_ops_max: 128,
-            streams_max: u32::MAX,
+            streams_max: 512,
             learners_max: 1,
             strict_reconfig: true,
             progress_notify: Duration::from_secs(600),
@@ -204,6 +225,7 @@ impl Default for Config {
             keepalive_interval: Duration::from_secs(2 * 3600),
             keepalive_timeout: Duration::from_secs(20),
             slow_request: Duration::from_millis(300),
+            slow_apply: Duration::from_millis(100),
             feature_gates: BTreeMap::new(),
             log_level: "info".to_owned(),
             log_format: LogFormat::Console,
@@ -228,7 +250,7 @@ impl From<String> for ConfigError {
 pub(crate) struct Urls {
     pub(crate) listen_client: Vec<Url>,
     pub(crate) advertise_client: Vec<Url>,
-    pub(crate) listen_peer: Url,
+    pub(crate) listen_peer: Vec<Url>,
     pub(crate) advertise_peer: Vec<Url>,
     /// If not empty, HTTP is served here and not where clients are.
     pub(crate) listen_http: Vec<Url>,
@@ -238,7 +260,41 @@ pub(crate) struct Urls {
 /// Names and peer URLs of the first members.
 pub(crate) type FirstMembers = Vec<(String, Vec<Url>)>;
 
+/// Segments that are made ahead or in reserve take up to half of this.
+const LOG_BYTES_MIN: u64 = 512 << 20;
+
 impl Config {
+    /// Logs what counts at a start, under the flags' names.
+    pub fn log(&self) {
+        let state = match self.initial_cluster_state {
+            ClusterState::New => "new",
+            ClusterState::Existing => "existing",
+        };
+        tracing::info!(
+            {
+                "name" = self.name,
+                "data-dir" = %self.dir().display(),
+                "listen-client-urls" = self.listen_client_urls,
+                "listen-peer-urls" = self.listen_peer_urls,
+                "initial-advertise-peer-urls" = self.initial_advertise_peer_urls,
+                "initial-cluster" = self.initial_cluster.as_deref().unwrap_or_default(),
+                "initial-cluster-state" = state,
+                "initial-cluster-token" = self.initial_cluster_token,
+                "heartbeat-interval" = self.heartbeat_ms,
+                "election-timeout" = self.election_ms,
+                "snapshot-count" = self.snapshot_count,
+                "snapshot-catchup-entries" = self.catchup_entries,
+                "log-bytes" = self.log_bytes_max,
+                "quota-backend-bytes" = self.quota_bytes,
+                "max-request-bytes" = self.request_bytes_max,
+                "max-txn-ops" = self.txn_ops_max,
+                "auto-compaction-mode" = self.auto_compaction_mode,
+                "auto-compaction-retention" = self.auto_compaction_retention,
+            },
+            "starting"
+        );
+    }
+
     /// Where the data is.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
@@ -294,6 +350,12 @@ impl Config {
         if self.disk_stall_max <= Duration::from_millis(self.election_ms) {
             return refuse("--disk-stall-timeout must be longer than --election-timeout");
         }
+        if self.cluster_version_max == Some(0) {
+            return refuse("--cluster-version-max must be at least 1");
+        }
+        if self.log_bytes_max < LOG_BYTES_MIN {
+            return refuse("--log-bytes must be at least 536870912 (512 MiB)");
+        }
         if self.initial_splits.iter().any(Bytes::is_empty)
             || !self.initial_splits.is_sorted_by(|a, b| a < b)
         {
@@ -302,8 +364,8 @@ impl Config {
         if self.initial_cluster.is_some() && self.discovery_srv.is_some() {
             return refuse("--initial-cluster and --discovery-srv are both set; choose one");
         }
-        if self.replicas.is_multiple_of(2) && self.replicas != 0 {
-            return refuse("--replicas must be an odd number, or 0 for one on every member");
+        if !matches!(self.replicas, 0 | 3 | 5) {
+            return refuse("--replicas must be 3 or 5, or 0 for one on every member");
         }
         self.auto_compaction()?;
         self.urls().map(|_| ())
@@ -330,12 +392,9 @@ impl Config {
         };
         let listen_client = list("listen-client-urls", &self.listen_client_urls)?;
         let listen_peer = list("listen-peer-urls", &self.listen_peer_urls)?;
-        let [listen_peer] = &listen_peer[..] else {
-            return Err(ConfigError(
-                "--listen-peer-urls must be one URL; use http://0.0.0.0:PORT for all interfaces"
-                    .to_owned(),
-            ));
-        };
+        if listen_peer.is_empty() {
+            return Err(ConfigError("--listen-peer-urls names no URL".to_owned()));
+        }
         let advertise_peer = list(
             "initial-advertise-peer-urls",
             &self.initial_advertise_peer_urls,
@@ -348,7 +407,7 @@ impl Config {
         let listen_metrics = optional("listen-metrics-urls", &self.listen_metrics_urls)?;
         let listened = listen_client
             .iter()
-            .chain([listen_peer])
+            .chain(&listen_peer)
             .chain(&listen_http)
             .chain(&listen_metrics);
         for url in listened.clone() {
@@ -369,7 +428,7 @@ impl Config {
         Ok(Urls {
             listen_client,
             advertise_client,
-            listen_peer: listen_peer.clone(),
+            listen_peer,
             advertise_peer,
             listen_http,
             listen_metrics,
@@ -452,6 +511,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_program_called_etcd_logs_as_etcd_does() {
+        let format = |program| Config::of_program(program).log_format;
+        assert_eq!(format("/usr/local/bin/etcd"), LogFormat::Json);
+        assert_eq!(format("etcd"), LogFormat::Json);
+        for program in ["pontoon", "target/debug/pontoon", "/opt/etcd/pontoon", ""] {
+            assert_eq!(format(program), LogFormat::Console);
+        }
+    }
+
+    #[test]
     fn times_are_read_as_go_does() {
         assert_eq!(duration("1h30m"), Some(Duration::from_secs(5400)));
         assert_eq!(duration("1.5s"), Some(Duration::from_millis(1500)));
@@ -497,7 +566,15 @@ mod tests {
             &|config| config.listen_peer_urls = "https://localhost:2380".to_owned(),
             "only http",
         );
-        refused(&|config| config.replicas = 2, "odd");
+        refused(&|config| config.listen_peer_urls = ",".to_owned(), "no URL");
+        for replicas in [1, 2, 4, 7] {
+            refused(&|config| config.replicas = replicas, "must be 3 or 5");
+        }
+        refused(&|config| config.log_bytes_max = 1 << 20, "--log-bytes");
+        refused(
+            &|config| config.cluster_version_max = Some(0),
+            "--cluster-version-max",
+        );
         refused(
             &|config| {
                 config.initial_cluster = Some("default=http://localhost:2380".to_owned());

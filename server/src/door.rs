@@ -52,8 +52,18 @@ use crate::watch::WatchService;
 
 /// etcd's margin of the transport above the largest request.
 const MARGIN_BYTES: usize = 512 << 10;
-/// How much a client may send before it is read.
-const WINDOW_BYTES: u32 = 1 << 20;
+/// How much a client may send of a call before it is read.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// The same of all its calls: the transport holds what isn't read.
+const CONNECTION_WINDOW_BYTES: u32 = 128 << 10;
+/// Headers of a call.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// Answers of a call that the transport takes before they can be sent.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// How long a client may take for the head of a request of HTTP/1.
+const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// What is read of it at a time, and the largest head.
+const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Connections that wait to be taken.
 const BACKLOG: u32 = 1024;
 /// After an error of the listener that may pass.
@@ -150,11 +160,17 @@ impl Door {
             // gRPC has no use for it, and it would be in every answer.
             .auto_date_header(false)
             .max_concurrent_streams(config.streams_max)
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_header_list_size(HEADER_BYTES_MAX)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
             .keep_alive_interval(config.keepalive_interval)
             .keep_alive_timeout(config.keepalive_timeout);
-        builder.http1().timer(TokioTimer::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_WITHIN)
+            .max_buf_size(HEAD_BYTES_MAX);
         loop {
             // Who comes when all places are taken waits outside, as in etcd.
             let place = tokio::select! {

@@ -1,6 +1,7 @@
 //! The Election service: a line of keys, whose head leads.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use futures_util::TryFutureExt;
 use pontoon_api::Error;
@@ -170,6 +171,7 @@ async fn observe(host: &Host, name: &[u8], out: &Leaders) -> Status {
 
 async fn follow(host: &Host, name: &[u8], out: &Leaders) -> Result<(), Status> {
     let stopped = || Status::from(Error::Stopped);
+    let count = host.calls.of(Rpc::Observe);
     loop {
         let found = host.head(name).await?;
         let head = match found.kvs.into_iter().next() {
@@ -193,6 +195,7 @@ async fn follow(host: &Host, name: &[u8], out: &Leaders) -> Result<(), Status> {
         {
             return Ok(());
         }
+        count.sent.fetch_add(1, Relaxed);
         let mut events = host.node.watch(Watch {
             keys: KeyRange::one(key),
             from,
@@ -210,6 +213,7 @@ async fn follow(host: &Host, name: &[u8], out: &Leaders) -> Result<(), Status> {
                 if out.send(Ok(leader)).await.is_err() {
                     return Ok(());
                 }
+                count.sent.fetch_add(1, Relaxed);
             }
         }
     }

@@ -1,13 +1,13 @@
 //! What is served over plain HTTP: version, health, metrics.
 
 use std::fmt::Write;
-use std::sync::atomic::Ordering::Relaxed;
 
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::Full;
 use pontoon_api::etcdserverpb::RangeRequest;
 use pontoon_raftgroup::{Alarm, GroupId};
+use serde_json::json;
 use tonic::body::Body;
 
 use crate::door::Behind;
@@ -18,6 +18,7 @@ use crate::version::{API_VERSION, CLUSTER_VERSION};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+const VARS: &str = "application/json; charset=utf-8";
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Answers a request.
@@ -36,7 +37,7 @@ pub(crate) async fn serve(host: &Host, request: &Parts, behind: Behind) -> Respo
             page(
                 host,
                 request,
-                &["version", "health", "livez", "readyz", "metrics"],
+                &["version", "health", "livez", "readyz", "metrics", "debug"],
             )
             .await
         }
@@ -115,7 +116,12 @@ async fn page(host: &Host, request: &Parts, known: &[&str]) -> Response<Body> {
         Some((first, rest)) => (first, Some(rest)),
         None => (path.trim_start_matches('/'), None),
     };
-    if !known.contains(&first) || (rest.is_some() && !matches!(first, "livez" | "readyz")) {
+    let is_there = match (first, rest) {
+        ("debug", rest) => rest == Some("vars"),
+        ("livez" | "readyz", _) | (_, None) => true,
+        (_, Some(_)) => false,
+    };
+    if !known.contains(&first) || !is_there {
         return not_found();
     }
     if request.method != Method::GET {
@@ -125,6 +131,7 @@ async fn page(host: &Host, request: &Parts, known: &[&str]) -> Response<Body> {
     let query = Query::read(query.unwrap_or(""));
     match first {
         "version" => answer(StatusCode::OK, JSON, version()),
+        "debug" => answer(StatusCode::OK, VARS, vars(host)),
         "health" => health(host, &query).await,
         "livez" => checks(host, ("livez", &LIVE), rest, &query).await,
         "readyz" => checks(host, ("readyz", &READY), rest, &query).await,
@@ -137,6 +144,34 @@ fn version() -> String {
         "{{\"etcdserver\":\"{API_VERSION}\",\"etcdcluster\":\"{CLUSTER_VERSION}\",\
          \"storage\":\"{CLUSTER_VERSION}\"}}"
     )
+}
+
+/// What Go's `expvar` would serve for etcd, without what is about Go.
+fn vars(host: &Host) -> String {
+    let replicas = host.node.status();
+    let root = replicas.iter().find(|replica| replica.group.is_root());
+    let status = root.map(|root| {
+        let leader = root.leader.map_or(0, |leader| leader.0);
+        let state = match leader == host.member_id.0 {
+            true => "StateLeader",
+            false => "StateFollower",
+        };
+        json!({
+            "id": format!("{:x}", host.member_id.0),
+            "term": root.term.0,
+            "commit": root.committed.0,
+            "lead": format!("{leader:x}"),
+            "raftState": state,
+            "applied": root.applied.0,
+        })
+    });
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let vars = json!({
+        "cmdline": std::env::args().collect::<Vec<_>>(),
+        "file_descriptor_limit": limit.current.unwrap_or(u64::MAX),
+        "raft.status": status,
+    });
+    format!("{vars:#}\n")
 }
 
 fn answer(status: StatusCode, content: &'static str, text: String) -> Response<Body> {
@@ -181,7 +216,7 @@ async fn health(host: &Host, query: &Query) -> Response<Body> {
         }
         Some(reason) => reason,
     };
-    let text = serde_json::json!({ "health": "false", "reason": reason });
+    let text = json!({ "health": "false", "reason": reason });
     answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{text}\n"))
 }
 
@@ -270,9 +305,9 @@ impl Check {
             Self::DataCorruption => host
                 .check_sound()
                 .map_err(|_| "alarm activated: CORRUPT".into()),
-            Self::SerializableRead => can_read(host, true).await.map_err(range_error),
-            Self::LinearizableRead => can_read(host, false).await.map_err(range_error),
-            Self::NonLearner => match host.learner.load(Relaxed) {
+            Self::SerializableRead => can_read(host, true).await,
+            Self::LinearizableRead => can_read(host, false).await,
+            Self::NonLearner => match host.is_learner() {
                 true => Err("not supported for learner".to_owned()),
                 false => Ok(()),
             },
@@ -280,10 +315,6 @@ impl Check {
             Self::Ranges => check_ranges(&host.node.unserved()),
         }
     }
-}
-
-fn range_error(reason: String) -> String {
-    format!("range error: {reason}")
 }
 
 async fn checks(

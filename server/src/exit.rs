@@ -26,8 +26,8 @@ pub const EXIT_DISK: u8 = 74;
 pub const EXIT_CODES: [(u8, &str); 4] = [
     (
         EXIT_STOPPED,
-        "stopped by SIGTERM or Ctrl-C, or removed from the cluster; also after `--help` and \
-         `--version`",
+        "stopped by SIGTERM or Ctrl-C, or removed from the cluster, at once or when it is started \
+         again; also after `--help` and `--version`",
     ),
     (
         EXIT_REFUSED,
@@ -48,7 +48,9 @@ impl StartError {
         let is_disk = match self {
             Self::Failed(_) => true,
             Self::Open(error) => is_disk_failure(error),
-            Self::Config(_) | Self::Listen(..) | Self::Threads(_) | Self::Removed => false,
+            // As in etcd: a supervisor need not start it again.
+            Self::Removed => return EXIT_STOPPED,
+            Self::Config(_) | Self::Listen(..) | Self::Threads(_) => false,
         };
         if is_disk { EXIT_DISK } else { EXIT_REFUSED }
     }
@@ -140,5 +142,6 @@ mod tests {
         assert_eq!(StartError::Failed(fault).exit_code(), EXIT_DISK);
         let config = ConfigError(String::new());
         assert_eq!(StartError::from(config).exit_code(), EXIT_REFUSED);
+        assert_eq!(StartError::Removed.exit_code(), EXIT_STOPPED);
     }
 }

@@ -51,6 +51,7 @@ fn member_rejected(reject: MemberReject) -> Error {
         MemberReject::NotLearner => Error::MemberNotLearner,
         MemberReject::NotInSync => Error::LearnerNotReady,
         MemberReject::NotEnough => Error::NotEnoughStartedMembers,
+        MemberReject::TooOld => Error::NotCapable,
     }
 }
 
@@ -91,5 +92,8 @@ mod tests {
         for failure in failures {
             assert_eq!(error(&failure).text(), failure.to_string());
         }
+        // A member hears it from another one, and etcd has no word for it.
+        let too_old = error(&Failure::Member(MemberReject::TooOld));
+        assert_eq!(too_old, Error::NotCapable);
     }
 }

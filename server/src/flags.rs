@@ -85,8 +85,9 @@ pub enum Usage {
 type Given = BTreeMap<&'static str, String>;
 
 /// Reads arguments (without the program's name), the environment, and the
-/// file that they name.
+/// file that they name; what they don't say is as in `defaults`.
 pub fn parse(
+    defaults: Config,
     arguments: impl IntoIterator<Item = String>,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Parsed, Usage> {
@@ -106,7 +107,7 @@ pub fn parse(
         }
         given = file::read(&path, &mut said).map_err(Usage::Wrong)?;
     }
-    let config = apply(given, &mut said).map_err(Usage::Wrong)?;
+    let config = apply(defaults, given, &mut said).map_err(Usage::Wrong)?;
     Ok(Parsed::Run(Box::new(config), said))
 }
 
@@ -184,8 +185,7 @@ fn read_environment(
     Ok(())
 }
 
-fn apply(given: Given, said: &mut Vec<String>) -> Result<Config, String> {
-    let mut config = Config::default();
+fn apply(mut config: Config, given: Given, said: &mut Vec<String>) -> Result<Config, String> {
     for (name, value) in given {
         let flag = newest(find(name).expect("only flags that were found are given"));
         match flag.meaning {
@@ -265,7 +265,7 @@ mod tests {
         let environment = environment.iter();
         let environment =
             environment.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        match parse(arguments, environment)? {
+        match parse(Config::default(), arguments, environment)? {
             Parsed::Run(config, _) => Ok(*config),
             other => panic!("{other:?}"),
         }
@@ -323,6 +323,8 @@ mod tests {
         assert!(wrong(run(&["grpc-proxy", "start"], &[])).contains("there is no grpc-proxy"));
         assert!(wrong(run(&["--feature-gates=X=true"], &[])).contains("unrecognized feature gate"));
         assert!(wrong(run(&["--strict-reconfig-check=maybe"], &[])).contains("neither true"));
+        assert!(wrong(run(&["--logger=capnslog"], &[])).contains("unknown logger"));
+        assert!(run(&["--logger=zap"], &[]).is_ok());
     }
 
     /// Each flag that is refused stops the start, whichever way it is given,
@@ -356,7 +358,7 @@ mod tests {
     fn what_changes_nothing_is_said_once() {
         let said = |arguments: &[&str]| {
             let arguments = arguments.iter().map(|argument| (*argument).to_owned());
-            match parse(arguments, []) {
+            match parse(Config::default(), arguments, []) {
                 Ok(Parsed::Run(_, said)) => said,
                 other => panic!("{other:?}"),
             }
@@ -406,7 +408,8 @@ mod tests {
         assert_eq!(run(&[], &both).unwrap().name, "own");
         let shadowed = wrong(run(&["--name=b"], &[("ETCD_NAME", "a")]));
         assert!(shadowed.contains("shadowed"), "{shadowed}");
-        let Ok(Parsed::Run(_, said)) = parse([], [("ETCD_ON_K8S".into(), "1".into())]) else {
+        let unknown = [("ETCD_ON_K8S".into(), "1".into())];
+        let Ok(Parsed::Run(_, said)) = parse(Config::default(), [], unknown) else {
             panic!("an unknown variable must not stop the start");
         };
         assert_eq!(said.len(), 1);

@@ -3,33 +3,15 @@
 //! Kept true: a member that told a client of a revision doesn't call an older
 //! one the newest, also while a replica here has not applied it.
 
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-
 use pontoon_api::etcdserverpb::ResponseHeader;
 use pontoon_engine::Revision;
 
 use crate::host::Host;
 
-/// The highest revision that clients were told of.
-#[derive(Default)]
-pub(crate) struct Told(AtomicI64);
-
-impl Told {
-    fn note(&self, revision: Revision) {
-        if self.0.load(Relaxed) < revision.0 {
-            self.0.fetch_max(revision.0, Relaxed);
-        }
-    }
-
-    fn last(&self) -> Revision {
-        Revision(self.0.load(Relaxed))
-    }
-}
-
 impl Host {
     /// With a revision that the answer speaks of.
     pub(crate) fn header(&self, revision: Revision) -> Option<ResponseHeader> {
-        self.told.note(revision);
+        self.node.note_told(revision);
         let (term, _) = self.node.leadership();
         Some(ResponseHeader {
             cluster_id: self.cluster_id,
@@ -41,7 +23,7 @@ impl Host {
 
     /// The newest revision that is known here.
     pub(crate) fn newest(&self) -> Revision {
-        self.node.revision().max(self.told.last())
+        self.node.revision().max(self.node.told())
     }
 
     /// With the newest revision here, and not less than one that a group told,
@@ -67,18 +49,4 @@ pub(crate) fn inner(revision: Revision) -> Option<ResponseHeader> {
         revision: revision.0,
         ..ResponseHeader::default()
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_told_only_grows() {
-        let told = Told::default();
-        for (revision, last) in [(7, 7), (3, 7), (0, 7), (9, 9)] {
-            told.note(Revision(revision));
-            assert_eq!(told.last(), Revision(last));
-        }
-    }
 }

@@ -18,7 +18,6 @@ use crate::drift::Drift;
 use crate::endpoints::Visitors;
 use crate::failure::status;
 use crate::front;
-use crate::header::Told;
 use crate::metrics::{Tallies, Traffic};
 use crate::peers::PeerCounts;
 use crate::quota::Quota;
@@ -69,7 +68,6 @@ pub(crate) struct Host {
     pub(crate) io: String,
     pub(crate) feature_gates: BTreeMap<&'static str, bool>,
     pub(crate) started: SystemTime,
-    pub(crate) told: Told,
     /// Whether this member only listens; looked up now and then.
     pub(crate) learner: AtomicBool,
     pub(crate) stop: Stop,
@@ -127,7 +125,7 @@ impl Host {
             rpc,
             Rpc::Status | Rpc::Range | Rpc::Snapshot | Rpc::RangesList | Rpc::RangesWhy
         );
-        if !served && self.learner.load(Relaxed) {
+        if !served && self.is_learner() {
             return Err(Error::NotSupportedForLearner);
         }
         let version = metadata.get("client-api-version");
@@ -142,6 +140,16 @@ impl Host {
             return Err(Error::NoLeader);
         }
         Ok(())
+    }
+
+    /// Whether this member is a learner, by the list of members that is applied
+    /// here. (Only while it is one, that list is looked at.)
+    pub(crate) fn is_learner(&self) -> bool {
+        let is_one = || {
+            let me = self.node.members().remove(&self.member_id);
+            me.is_some_and(|member| member.learner)
+        };
+        self.learner.load(Relaxed) && is_one()
     }
 
     /// Returns when a stream that needs a leader has had none for too long.

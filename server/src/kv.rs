@@ -91,7 +91,7 @@ impl Kv for KvService {
 
 impl Host {
     pub(crate) async fn range(&self, request: RangeRequest) -> Result<RangeAnswer, Status> {
-        if self.learner.load(Relaxed) && !request.serializable {
+        if self.is_learner() && !request.serializable {
             return Err(Error::NotSupportedForLearner.into());
         }
         if request.key.is_empty() {
@@ -161,9 +161,19 @@ impl Host {
         let request = Asked::Txn(txn);
         self.check(&request, bytes)?;
         match self.request(request).await? {
-            Answer::Txn(answer) => Ok(answer),
+            Answer::Txn(answer) => {
+                self.count_txn(&answer);
+                Ok(answer)
+            }
             other => Err(misplaced(&other)),
         }
+    }
+
+    fn count_txn(&self, answer: &TxnAnswer) {
+        let (steps, ranges) = steps(&answer.answers);
+        let tallies = &self.tallies;
+        tallies.txns.fetch_add(u64::from(steps > 1), Relaxed);
+        tallies.txn_ranges.fetch_add(ranges, Relaxed);
     }
 
     async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse, Status> {
@@ -191,6 +201,13 @@ impl Host {
         }
     }
 
+    /// Looks how much the trees hold now.
+    pub(crate) fn measure(&self) {
+        let replicas = self.node.status();
+        let used = replicas.iter().map(|replica| replica.used_bytes);
+        self.quota.measure(used.sum());
+    }
+
     /// Takes room for a write; raises the alarm if there is none.
     pub(crate) async fn reserve(&self, bytes: i64) -> Result<(), Status> {
         if self.quota.admit(bytes) {
@@ -203,4 +220,14 @@ impl Host {
         }
         Err(Error::NoSpace.into())
     }
+}
+
+/// Steps of a transaction, and how many of them are ranges.
+fn steps(answers: &[Answer]) -> (u64, u64) {
+    let counts = answers.iter().map(|answer| match answer {
+        Answer::Txn(txn) => steps(&txn.answers),
+        Answer::Range(_) => (1, 1),
+        _ => (1, 0),
+    });
+    counts.fold((0, 0), |(steps, ranges), (s, r)| (steps + s, ranges + r))
 }

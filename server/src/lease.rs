@@ -1,6 +1,7 @@
 //! Leases.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use pontoon_api::Error;
 use pontoon_api::etcdserverpb::lease_server::Lease;
@@ -56,8 +57,9 @@ impl Lease for LeaseService {
         let work = async {
             let revoked = host.node.lease_revoke(request.id, host.limits.within());
             let revision = revoked.await.map_err(status)?;
+            // That of the deletes, whatever was written since.
             Ok(LeaseRevokeResponse {
-                header: host.header_from(revision),
+                header: host.header(revision),
             })
         };
         host.unary(Rpc::LeaseRevoke, &metadata, work).await
@@ -149,7 +151,15 @@ async fn keep_alive(
     mut requests: Streaming<LeaseKeepAliveRequest>,
     out: &mpsc::Sender<Result<LeaseKeepAliveResponse, Status>>,
 ) -> Result<(), Status> {
-    while let Some(LeaseKeepAliveRequest { id }) = requests.message().await? {
+    let count = host.calls.of(Rpc::LeaseKeepAlive);
+    let broke_off = |status: &Status| {
+        if status.code() != Code::Cancelled {
+            host.tallies.keep_alive_failures.fetch_add(1, Relaxed);
+        }
+    };
+    while let Some(request) = requests.message().await.inspect_err(broke_off)? {
+        count.received.fetch_add(1, Relaxed);
+        let LeaseKeepAliveRequest { id } = request;
         // Taken first: what it tells is not newer than the renewal.
         let header = host.header_now();
         let alive = host.node.lease_keep_alive(id, host.limits.within());
@@ -162,6 +172,7 @@ async fn keep_alive(
         if out.send(Ok(answer)).await.is_err() {
             return Ok(());
         }
+        count.sent.fetch_add(1, Relaxed);
     }
     Ok(())
 }

@@ -46,6 +46,7 @@ mod serve;
 mod stop;
 mod url;
 mod version;
+mod voters;
 mod watch;
 
 pub use config::{AutoCompaction, ClusterState, Config, ConfigError, LogFormat, LogOutput};

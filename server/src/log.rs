@@ -3,6 +3,7 @@
 //! Kept true: a warning or error that repeats is counted, not written each time
 //! (`log/repeats.rs`). An ordinary stop logs no ERROR.
 
+mod json;
 mod repeats;
 
 use std::fs::File;
@@ -14,6 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::config::{Config, LogFormat, LogOutput};
+use json::Json;
 use repeats::{Limit, Repeats};
 
 /// The log of this process.
@@ -53,10 +55,9 @@ where
     S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
     W: for<'a> fmt::MakeWriter<'a> + Send + Sync + 'static,
 {
-    let lines = fmt::layer().with_ansi(false).with_writer(writer);
     match format {
-        LogFormat::Console => lines.boxed(),
-        LogFormat::Json => lines.json().boxed(),
+        LogFormat::Console => fmt::layer().with_ansi(false).with_writer(writer).boxed(),
+        LogFormat::Json => Json(writer).boxed(),
     }
 }
 
@@ -70,7 +71,19 @@ enum Output {
 }
 
 impl Writer {
+    /// As in etcd, each output is written to once, and `/dev/null` among them
+    /// takes everything.
     fn open(outputs: &[LogOutput]) -> Result<Mutex<Self>, String> {
+        let nowhere = LogOutput::File("/dev/null".into());
+        if outputs.contains(&nowhere) {
+            return Ok(Mutex::new(Self(Vec::new())));
+        }
+        let mut wanted: Vec<&LogOutput> = Vec::new();
+        for output in outputs {
+            if !wanted.contains(&output) {
+                wanted.push(output);
+            }
+        }
         let open = |output: &LogOutput| match output {
             LogOutput::Stderr => Ok(Output::Stderr),
             LogOutput::Stdout => Ok(Output::Stdout),
@@ -80,7 +93,7 @@ impl Writer {
                 file.map(Output::File)
             }
         };
-        let outputs = outputs.iter().map(open).collect::<Result<_, _>>()?;
+        let outputs = wanted.into_iter().map(open).collect::<Result<_, _>>()?;
         Ok(Mutex::new(Self(outputs)))
     }
 }

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use pontoon_server::{
-    Config, EXIT_REFUSED, EXIT_STOPPED, EXIT_USAGE, Log, Parsed, Server, StartError, Usage,
-    describe, notify, parse, usage,
+    Config, EXIT_REFUSED, EXIT_STOPPED, EXIT_USAGE, Log, LogFormat, Parsed, Server, StartError,
+    Usage, describe, notify, parse, usage,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -15,7 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let (config, said) = match parse(std::env::args().skip(1), std::env::vars()) {
+    let mut arguments = std::env::args();
+    let defaults = Config::of_program(&arguments.next().unwrap_or_default());
+    let parsed = parse(defaults.clone(), arguments, std::env::vars());
+    let (config, said) = match parsed {
         Ok(Parsed::Run(config, said)) => (*config, said),
         Ok(Parsed::Help) => {
             say(&usage());
@@ -30,10 +33,14 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
         Err(Usage::Wrong(reason)) => {
-            eprintln!("pontoon: {reason}");
+            // Where it should go instead, nobody knows yet.
+            let log = Log::start(&defaults);
+            refuse(defaults.log_format, &reason);
+            drop(log);
             return ExitCode::from(EXIT_REFUSED);
         }
     };
+    let format = config.log_format;
     let log = match Log::start(&config) {
         Ok(log) => log,
         Err(reason) => {
@@ -41,6 +48,7 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_REFUSED);
         }
     };
+    config.log();
     for line in said {
         tracing::warn!("{line}");
     }
@@ -56,7 +64,7 @@ fn main() -> ExitCode {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("pontoon: no threads: {error}");
+            refuse(format, &format!("no threads: {error}"));
             return ExitCode::from(EXIT_REFUSED);
         }
     };
@@ -78,18 +86,28 @@ fn keep_memory() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, 1_500) };
 }
 
+/// Says why the program ends before it serves: for people, behind all that was
+/// logged; for programs, as one more line of the log.
+fn refuse(format: LogFormat, reason: &str) {
+    match format {
+        LogFormat::Console => eprintln!("pontoon: {reason}"),
+        LogFormat::Json => tracing::error!(error = reason, "can't start"),
+    }
+}
+
 /// To whoever listens.
 fn say(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }
 
 async fn run(config: Config) -> ExitCode {
+    let format = config.log_format;
     let signals = (
         signal(SignalKind::terminate()),
         signal(SignalKind::interrupt()),
     );
     let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
-        eprintln!("pontoon: signals can't be heard");
+        refuse(format, "signals can't be heard");
         return ExitCode::from(EXIT_REFUSED);
     };
     let watch = |watch| {
@@ -106,12 +124,15 @@ async fn run(config: Config) -> ExitCode {
         Ok(server) => server,
         Err(StartError::Failed(fault)) => fail_stop::end(fault, || {}),
         Err(error) => {
-            eprintln!("pontoon: {error}");
+            refuse(format, &error.to_string());
             // At once: what was begun may hang with the disk.
             std::process::exit(error.exit_code().into());
         }
     };
-    say(&server.welcome());
+    match format {
+        LogFormat::Console => say(&server.welcome()),
+        LogFormat::Json => server.log_welcome(),
+    }
     // etcd's words: tools wait for them.
     tracing::info!("ready to serve client requests");
     notify("READY=1");

@@ -1,7 +1,6 @@
 //! Alarms, status, hashes, leadership.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use pontoon_api::Error;
@@ -77,6 +76,8 @@ impl Maintenance for MaintenanceService {
             let since = Instant::now();
             let bytes = self.0.node.trim().await.map_err(status)?;
             tallies.defrag_took.record_time(since.elapsed());
+            // The client may go on with what there is room for now.
+            self.0.measure();
             tracing::info!("{bytes} bytes were given back to the file system");
             Ok(DefragmentResponse { header: None })
         };
@@ -203,7 +204,7 @@ impl Host {
         let root = replicas.iter().find(|replica| replica.group.is_root());
         let (term, leader) = self.node.leadership();
         let file_bytes: u64 = replicas.iter().map(|replica| replica.file_bytes).sum();
-        let free_bytes: u64 = replicas.iter().map(|replica| replica.free_bytes).sum();
+        let used_bytes: u64 = replicas.iter().map(|replica| replica.used_bytes).sum();
         let has_leader = self.node.has_leader(GroupId::ROOT);
         let mut errors: Vec<String> = self
             .node
@@ -239,8 +240,8 @@ impl Host {
             raft_term: term.0,
             raft_applied_index: root.map_or(0, |root| root.applied.0),
             errors,
-            db_size_in_use: bytes(file_bytes.saturating_sub(free_bytes)),
-            is_learner: self.learner.load(Relaxed),
+            db_size_in_use: bytes(used_bytes),
+            is_learner: self.is_learner(),
             storage_version: CLUSTER_VERSION.to_owned(),
             db_size_quota: self.limits.quota_bytes,
             downgrade_info: Some(DowngradeInfo::default()),
@@ -256,7 +257,13 @@ impl Host {
         loop {
             let node = self.node.clone();
             let hash = tokio::task::spawn_blocking(move || node.hash(wanted)).await;
-            match hash.map_err(|_| Status::from(Error::Stopped))? {
+            // Also of the ranges that this member has no replica of, so that all
+            // members say the same.
+            let hash = match hash.map_err(|_| Status::from(Error::Stopped))? {
+                Ok(here) => self.node.hash_with_others(here).await,
+                failed => failed,
+            };
+            match hash {
                 Ok(content) => return Ok(content),
                 Err(Failure::Reject(Reject::FutureRevision))
                     if wanted <= newest && Instant::now() < deadline =>

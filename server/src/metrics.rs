@@ -12,18 +12,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pontoon_api::CODE_NAMES;
 use pontoon_engine::{KeyRange, Range};
-use pontoon_raftgroup::{Alarm, Condition, GroupId, ReplicaStatus};
+use pontoon_raftgroup::{Alarm, Condition, GroupId, ReplicaStatus, Transfers};
 use pontoon_wal::Histogram;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::calls::Rpc;
 use crate::flags::GATES;
 use crate::host::Host;
-use crate::version::{API_VERSION, CLUSTER_VERSION};
+use crate::version::{API_VERSION, CLUSTER_MINOR};
 
 pub use table::{METRICS, Metric};
 pub(crate) use tallies::{Present, Tallies};
@@ -54,6 +54,7 @@ pub(crate) async fn page(host: &Host) -> String {
     let replicas = host.node.status();
     page.cluster(host, &replicas);
     page.member(host);
+    page.leases(host);
     page.data(host, &replicas, keys);
     page.disk(host);
     page.network(host);
@@ -165,7 +166,7 @@ impl Page {
         let leads = host.node.leadership().1 == Some(host.member_id);
         self.one("etcd_server_has_leader", u64::from(has_leader));
         self.one("etcd_server_is_leader", u64::from(has_leader && leads));
-        let learner = host.learner.load(Relaxed);
+        let learner = host.is_learner();
         self.one("etcd_server_is_learner", u64::from(learner));
         let changes = host.tallies.leader_changes.load(Relaxed);
         self.one("etcd_server_leader_changes_seen_total", changes);
@@ -182,7 +183,9 @@ impl Page {
         let id = format!("{:x}", host.member_id.0);
         self.info("etcd_server_id", "server_id", &id);
         self.info("etcd_server_version", "server_version", API_VERSION);
-        self.info("etcd_cluster_version", "cluster_version", CLUSTER_VERSION);
+        let (major, minor) = CLUSTER_MINOR;
+        let version = format!("{major}.{minor}");
+        self.info("etcd_cluster_version", "cluster_version", &version);
         self.head("etcd_server_feature_enabled");
         for gate in GATES {
             let set = host.feature_gates.get(gate.name);
@@ -225,6 +228,7 @@ impl Page {
                 self.buckets(name, &labels, &[took], 1e9, &doubling(0.001, 14));
             }
         }
+        self.applying(host);
         self.head("etcd_debugging_server_alarms");
         for (alarm, member) in host.node.alarms() {
             let kind = match alarm {
@@ -236,14 +240,68 @@ impl Page {
         }
     }
 
+    fn applying(&mut self, host: &Host) {
+        let counters = host.node.counters();
+        let name = "etcd_server_apply_duration_seconds";
+        self.head(name);
+        let labels = "op=\"Entry\",success=\"true\",version=\"v3\"";
+        let took = &counters.stores.apply_took;
+        self.buckets(name, labels, &[took], 1e9, &doubling(0.0001, 20));
+        let slow = counters.stores.slow_applies.load(Relaxed);
+        self.one("etcd_server_slow_apply_total", slow);
+        let failed = counters.rounds_failed.load(Relaxed);
+        self.one("etcd_server_read_indexes_failed_total", failed);
+        let slow = counters.rounds_slow.load(Relaxed);
+        self.one("etcd_server_slow_read_indexes_total", slow);
+        let late = host.node.link().pings_late();
+        self.one("etcd_server_heartbeat_send_failures_total", late);
+        let installing = counters.installing.load(Relaxed);
+        self.one("etcd_server_snapshot_apply_in_progress_total", installing);
+    }
+
+    fn leases(&mut self, host: &Host) {
+        let counters = host.node.counters();
+        let counts = [
+            (
+                "etcd_debugging_lease_granted_total",
+                &counters.leases_granted,
+            ),
+            (
+                "etcd_debugging_lease_revoked_total",
+                &counters.leases_revoked,
+            ),
+            (
+                "etcd_debugging_lease_renewed_total",
+                &counters.leases_renewed,
+            ),
+        ];
+        for (name, count) in counts {
+            self.one(name, count.load(Relaxed));
+        }
+        let name = "etcd_debugging_lease_ttl_total";
+        self.head(name);
+        let ttl = &counters.lease_ttl_secs;
+        self.buckets(name, "", &[ttl], 1.0, &doubling(1.0, 24));
+        let expired = counters.leases_expired.load(Relaxed);
+        self.one("etcd_debugging_server_lease_expired_total", expired);
+    }
+
     fn data(&mut self, host: &Host, replicas: &[ReplicaStatus], keys: Option<u64>) {
         let file_bytes: u64 = replicas.iter().map(|replica| replica.file_bytes).sum();
         self.one("etcd_mvcc_db_total_size_in_bytes", file_bytes);
         let used: u64 = replicas.iter().map(used_bytes).sum();
         self.one("etcd_mvcc_db_total_size_in_use_in_bytes", used);
-        let ranges = host.calls.of(Rpc::Range).took_ok.count();
+        let reads: usize = replicas.iter().map(|replica| replica.open_reads).sum();
+        self.one("etcd_mvcc_db_open_read_transactions", reads);
+        let (tallies, stores) = (&host.tallies, &host.node.counters().stores);
+        let ranges = [Rpc::Range, Rpc::RangeStream].map(|rpc| host.calls.of(rpc).took_ok.count());
+        let ranges = ranges.iter().sum::<u64>() + tallies.txn_ranges.load(Relaxed);
         self.one("etcd_mvcc_range_total", ranges);
-        let tallies = &host.tallies;
+        self.one("etcd_mvcc_put_total", stores.puts.load(Relaxed));
+        self.one("etcd_mvcc_delete_total", stores.deletes.load(Relaxed));
+        self.one("etcd_mvcc_txn_total", tallies.txns.load(Relaxed));
+        let bytes = stores.put_bytes.load(Relaxed);
+        self.one("etcd_debugging_mvcc_total_put_size_in_bytes", bytes);
         self.seconds(
             "etcd_mvcc_hash_duration_seconds",
             &tallies.hash_took,
@@ -270,6 +328,43 @@ impl Page {
         self.one("etcd_debugging_mvcc_watch_stream_total", streams);
         let watchers = tallies.watchers.load(Relaxed);
         self.one("etcd_debugging_mvcc_watcher_total", watchers);
+        let behind = host.node.watches_behind();
+        self.one("etcd_debugging_mvcc_slow_watcher_total", behind);
+        let (loops, sends) = (
+            "etcd_debugging_server_watch_send_loop",
+            &tallies.watch_sends,
+        );
+        for (part, took) in [
+            ("watch_stream_duration_seconds", &sends.events),
+            ("watch_stream_duration_per_event_seconds", &sends.event),
+            ("control_stream_duration_seconds", &sends.control),
+            ("progress_duration_seconds", &sends.progress),
+        ] {
+            self.seconds(&format!("{loops}_{part}"), took, 0.001, 14);
+        }
+        self.compactions(host);
+    }
+
+    fn compactions(&mut self, host: &Host) {
+        let stores = &host.node.counters().stores;
+        let removed = stores.compacted.load(Relaxed);
+        self.one("etcd_debugging_mvcc_db_compaction_keys_total", removed);
+        let name = "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds";
+        self.head(name);
+        let took = &stores.compaction_took;
+        self.buckets(name, "", &[took], 1e6, &doubling(100.0, 14));
+        let name = "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds";
+        self.head(name);
+        let pause = &stores.compaction_pause;
+        self.buckets(name, "", &[pause], 1e6, &doubling(1.0, 13));
+        let last = stores.since_compaction().and_then(|ago| {
+            SystemTime::now()
+                .checked_sub(ago)?
+                .duration_since(UNIX_EPOCH)
+                .ok()
+        });
+        let last = last.map_or(0, |last| last.as_secs());
+        self.one("etcd_debugging_mvcc_db_compaction_last", last);
     }
 
     fn disk(&mut self, host: &Host) {
@@ -282,6 +377,13 @@ impl Page {
         );
         let written = log.written_bytes.load(Relaxed);
         self.one("etcd_disk_wal_write_bytes_total", written);
+        let stores = &host.node.counters().stores;
+        let name = "etcd_disk_backend_commit_duration_seconds";
+        self.seconds(name, &stores.commit_took, 0.001, 14);
+        let name = "etcd_snap_db_save_total_duration_seconds";
+        self.seconds(name, &stores.copy_took, 0.1, 10);
+        let name = "etcd_snap_db_fsync_duration_seconds";
+        self.seconds(name, &stores.copy_sync_took, 0.001, 14);
         let running = host.tallies.defrags.load(Relaxed);
         self.one("etcd_disk_defrag_inflight", running.min(1));
         let took = &host.tallies.defrag_took;
@@ -302,7 +404,7 @@ impl Page {
             .collect();
         let pair = |id: u64| format!("Local=\"{:x}\",Remote=\"{id:x}\"", me.0);
         self.head("etcd_network_known_peers");
-        for id in &others {
+        for id in others.iter().chain([&me]) {
             self.line("etcd_network_known_peers", &pair(id.0), 1);
         }
         self.head("etcd_network_active_peers");
@@ -332,6 +434,60 @@ impl Page {
             let (to, unsent) = (format!("To=\"{id:x}\""), count.unsent.load(Relaxed));
             self.line("etcd_network_peer_sent_failures_total", &to, unsent);
         }
+        self.head("etcd_network_peer_received_failures_total");
+        for id in &others {
+            let (from, garbled) = (
+                format!("From=\"{:x}\"", id.0),
+                host.node.link().garbled(*id),
+            );
+            self.line("etcd_network_peer_received_failures_total", &from, garbled);
+        }
+        let name = "etcd_network_peer_round_trip_time_seconds";
+        self.head(name);
+        for (id, count) in &counts {
+            let to = format!("To=\"{id:x}\"");
+            let took = &count.round_trip;
+            self.buckets(name, &to, &[took], 1e9, &doubling(0.0001, 16));
+        }
+        let counters = host.node.counters();
+        let sent = others.iter().map(|id| (id.0, counters.snapshots_to(*id)));
+        self.snapshots("send", "To", &sent.collect::<Vec<_>>());
+        let received = others.iter().map(|id| (id.0, counters.snapshots_from(*id)));
+        self.snapshots("receive", "From", &received.collect::<Vec<_>>());
+        let name = "etcd_network_server_stream_failures_total";
+        self.head(name);
+        for (api, count) in [
+            ("watch", &host.tallies.watch_failures),
+            ("lease-keepalive", &host.tallies.keep_alive_failures),
+        ] {
+            let labels = format!("API=\"{api}\",Type=\"receive\"");
+            self.line(name, &labels, count.load(Relaxed));
+        }
+    }
+
+    /// Snapshots on their way in one direction, by the other member.
+    fn snapshots(&mut self, direction: &str, label: &str, peers: &[(u64, Arc<Transfers>)]) {
+        type Number = fn(&Transfers) -> &AtomicU64;
+        let counts: [(&str, Number); 3] = [
+            ("inflights_total", |transfers| &transfers.under_way),
+            ("success", |transfers| &transfers.done),
+            ("failures", |transfers| &transfers.failed),
+        ];
+        for (count, number) in counts {
+            let name = format!("etcd_network_snapshot_{direction}_{count}");
+            self.head(&name);
+            for (id, transfers) in peers {
+                let labels = format!("{label}=\"{id:x}\"");
+                self.line(&name, &labels, number(transfers).load(Relaxed));
+            }
+        }
+        let name = format!("etcd_network_snapshot_{direction}_total_duration_seconds");
+        self.head(&name);
+        for (id, transfers) in peers {
+            let labels = format!("{label}=\"{id:x}\"");
+            let took = &transfers.took;
+            self.buckets(&name, &labels, &[took], 1e9, &doubling(0.1, 10));
+        }
     }
 
     fn calls(&mut self, host: &Host) {
@@ -347,6 +503,16 @@ impl Page {
         for rpc in Rpc::ALL {
             let started = host.calls.of(*rpc).started.load(Relaxed);
             self.line("grpc_server_started_total", &labels(*rpc), started);
+        }
+        for (name, at) in [
+            ("grpc_server_msg_received_total", 0),
+            ("grpc_server_msg_sent_total", 1),
+        ] {
+            self.head(name);
+            for rpc in Rpc::ALL {
+                let messages = <[u64; 2]>::from(host.calls.messages(*rpc))[at];
+                self.line(name, &labels(*rpc), messages);
+            }
         }
         self.head("grpc_server_handled_total");
         for rpc in Rpc::ALL {
@@ -501,7 +667,7 @@ impl Page {
 type Number = fn(&ReplicaStatus) -> i64;
 
 fn used_bytes(replica: &ReplicaStatus) -> u64 {
-    replica.file_bytes.saturating_sub(replica.free_bytes)
+    replica.used_bytes
 }
 
 /// As Prometheus wants it between quotes.

@@ -4,11 +4,14 @@
 //! and never changes; what was said at the first start counts for good.
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pontoon_raftgroup::{Node, NodeFailure, NodeId, Scope, TcpConfig, TcpNetwork, Timing};
+use pontoon_raftgroup::{
+    FormatVersion, Node, NodeFailure, NodeId, Scope, TcpConfig, TcpNetwork, Timing,
+};
 use pontoon_wal::disk::{Disk, RealDisk};
 use pontoon_wal::{Clock, Profile, ProfileError, SystemClock};
 use tokio::time::Instant;
@@ -98,9 +101,7 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
     let clock = Arc::new(SystemClock::default());
     let reception = Reception::default();
     let tcp = TcpConfig::new(me, cluster.into(), clock.random());
-    let authority = urls.listen_peer.authority.as_str();
-    let network = TcpNetwork::bind(authority, tcp, reception.clone())
-        .map_err(|error| OpenError::Listen(urls.listen_peer.to_string(), error))?;
+    let network = listen_to_peers(&urls.listen_peer, tcp, &reception)?;
     if is_new {
         if let Some(dir) = &config.wal_dir {
             check_empty(dir)?;
@@ -137,6 +138,26 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
     })
 }
 
+fn listen_to_peers(
+    urls: &[Url],
+    config: TcpConfig,
+    reception: &Reception,
+) -> Result<Arc<TcpNetwork>, OpenError> {
+    let listening = urls.iter().map(|url| {
+        let listener = TcpListener::bind(url.authority.as_str());
+        listener.map_err(|error| OpenError::Listen(url.to_string(), error))
+    });
+    let listeners = listening.collect::<Result<_, _>>()?;
+    let all = || {
+        urls.iter()
+            .map(Url::to_string)
+            .collect::<Vec<_>>()
+            .join(",")
+    };
+    TcpNetwork::new(listeners, config, reception.clone())
+        .map_err(|error| OpenError::Listen(all(), error))
+}
+
 fn settings(config: &Config, identity: &Identity, dir: PathBuf) -> pontoon_raftgroup::Config {
     let members = identity.members().into_iter();
     let members = members.map(|(id, card)| (id, card.write())).collect();
@@ -153,11 +174,16 @@ fn settings(config: &Config, identity: &Identity, dir: PathBuf) -> pontoon_raftg
     };
     settings.txn_ops_max = config.txn_ops_max;
     settings.log_entries_kept = config.snapshot_count.max(config.catchup_entries);
+    settings.keep_log_within(config.log_bytes_max);
     settings.replicas = identity.replicas;
     settings.range_bytes_max = config.range_bytes_max.unwrap_or(settings.range_bytes_max);
     settings.range_writes_max = config.range_writes_max;
     settings.groups_max = config.ranges_max.unwrap_or(settings.groups_max);
     settings.stall_max = config.disk_stall_max;
+    settings.slow_apply = config.slow_apply;
+    if let Some(version) = config.cluster_version_max {
+        settings.cluster_version_max = FormatVersion(version);
+    }
     if !config.corrupt_check.is_zero() {
         settings.compare_every = config.corrupt_check;
     }
@@ -193,14 +219,25 @@ async fn first(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
     match config.initial_cluster_state {
         ClusterState::New => {
             let identity = found(config, &members)?;
-            check_cluster(config, &members, identity.cluster()).await?;
+            check_cluster(config, urls, &members, identity.cluster()).await?;
             Ok(identity)
         }
         ClusterState::Existing => join(config, urls, &members).await,
     }
 }
 
+/// The most members of which each has a replica of every range.
+const FULLY_REPLICATED_MAX: usize = 9;
+
 fn found(config: &Config, first: &FirstMembers) -> Result<Identity, OpenError> {
+    if first.len() > FULLY_REPLICATED_MAX && config.replicas == 0 {
+        let reason = format!(
+            "a cluster of more than {FULLY_REPLICATED_MAX} members needs --replicas 3 or 5; \
+             --initial-cluster has {}",
+            first.len()
+        );
+        return Err(ConfigError(reason).into());
+    }
     let mut members = BTreeMap::new();
     let mut me = NodeId(0);
     for (name, urls) in first {
@@ -218,27 +255,47 @@ fn found(config: &Config, first: &FirstMembers) -> Result<Identity, OpenError> {
     Ok(identity)
 }
 
-/// Nothing is founded beside a cluster that is there. Who doesn't answer has
-/// not started yet.
-async fn check_cluster(config: &Config, first: &FirstMembers, ours: u64) -> Result<(), OpenError> {
+/// A member at one of the first members' URLs that is of another cluster.
+/// Members that don't answer have not started yet.
+///
+/// If that cluster doesn't know this member, the settings are wrong, and nothing
+/// is written. If it does, a cluster is created anew where it was (with another
+/// token), member by member: they find each other when all are replaced.
+async fn check_cluster(
+    config: &Config,
+    urls: &Urls,
+    first: &FirstMembers,
+    ours: u64,
+) -> Result<(), OpenError> {
+    let own: Vec<_> = urls.advertise_peer.iter().map(Url::to_string).collect();
     let others = first.iter().filter(|(name, _)| *name != config.name);
     let asked = others.flat_map(|(_, urls)| urls).map(|url| async move {
         let answer = tokio::time::timeout(GREET_WITHIN, peers::ask(url)).await;
-        answer.ok()?.ok().map(|(theirs, _)| (url, theirs))
+        answer
+            .ok()?
+            .ok()
+            .map(|(theirs, members)| (url, theirs, members))
     });
     let answers = futures_util::future::join_all(asked).await;
-    match answers
-        .into_iter()
-        .flatten()
-        .find(|(_, theirs)| *theirs != ours)
-    {
-        Some((url, theirs)) => Err(OpenError::OtherCluster {
-            url: url.to_string(),
-            theirs,
-            ours,
-        }),
-        None => Ok(()),
+    for (url, theirs, members) in answers.into_iter().flatten() {
+        if theirs == ours {
+            continue;
+        }
+        if !members.iter().any(|member| member.card.peer_urls == own) {
+            return Err(OpenError::OtherCluster {
+                url: url.to_string(),
+                theirs,
+                ours,
+            });
+        }
+        tracing::warn!(
+            %url,
+            theirs = format!("{theirs:x}"),
+            ours = format!("{ours:x}"),
+            "the member at this URL is of another cluster; it is waited for as one of this cluster"
+        );
     }
+    Ok(())
 }
 
 /// Asks the members that are there who this one is to be.
@@ -314,6 +371,24 @@ mod tests {
         settings(&config, &identity, PathBuf::from("x"))
     }
 
+    #[test]
+    fn more_than_nine_members_need_a_number_of_replicas() {
+        for (count, replicas, refused) in [(9, 0, false), (10, 0, true), (10, 3, false)] {
+            let urls = |n: usize| vec![Url::parse(&format!("http://m{n}:2380")).unwrap()];
+            let first = (0..count).map(|n| (format!("m{n}"), urls(n))).collect();
+            let config = Config {
+                name: "m0".to_owned(),
+                replicas,
+                ..Config::default()
+            };
+            assert_eq!(
+                found(&config, &first).is_err(),
+                refused,
+                "{count} {replicas}"
+            );
+        }
+    }
+
     /// What is honoured further down gets there.
     #[test]
     fn settings_are_handed_on() {
@@ -328,6 +403,9 @@ mod tests {
             settings_of(|c| c.catchup_entries = 30_000).log_entries_kept,
             30_000
         );
+        assert_eq!(defaults.cluster_version_max, FormatVersion::NEWEST);
+        let held_back = settings_of(|c| c.cluster_version_max = Some(7));
+        assert_eq!(held_back.cluster_version_max, FormatVersion(7));
         let slow = settings_of(|c| (c.heartbeat_ms, c.election_ms) = (500, 5000));
         assert_eq!(slow.timing.heartbeat, Duration::from_millis(500));
         assert_eq!(slow.timing.election_min, Duration::from_secs(5));
@@ -338,6 +416,9 @@ mod tests {
             7
         );
         assert_eq!(settings_of(|c| c.range_writes_max = 7).range_writes_max, 7);
+        assert_eq!(defaults.log_kept_bytes, 384 << 20);
+        let roomy = settings_of(|c| c.log_bytes_max = 4 << 30);
+        assert_eq!(roomy.log_kept_bytes, (2 << 30) - (128 << 20));
         assert_eq!(settings_of(|c| c.ranges_max = Some(7)).groups_max, 7);
         assert_eq!(settings_of(|c| c.txn_ops_max = 7).txn_ops_max, 7);
         let checked = settings_of(|c| c.corrupt_check = Duration::from_secs(7));

@@ -21,6 +21,7 @@ use parking_lot::RwLock;
 use pontoon_raftgroup::{
     Inbox, Network, Node, NodeId, Plain, Scope, Stream, TcpNetwork, Unsent, Wrap,
 };
+use pontoon_wal::Histogram;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -32,6 +33,8 @@ use crate::url::Url;
 const CLUSTER_HEADER: &str = "x-etcd-cluster-id";
 /// How long a question to another member may take.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
+/// Between two measurements of a round trip.
+const ROUND_TRIP_EVERY: Duration = Duration::from_secs(2);
 /// A list of members is never longer.
 const LIST_BYTES_MAX: u64 = 1 << 20;
 
@@ -44,6 +47,8 @@ pub(crate) struct PeerCount {
     pub(crate) unsent: AtomicU64,
     /// Connections that were lost.
     pub(crate) lost: AtomicU64,
+    /// Nanoseconds that a message there and its answer took.
+    pub(crate) round_trip: Histogram,
     /// Whether there is one now.
     pub(crate) connected: AtomicBool,
 }
@@ -58,6 +63,24 @@ impl PeerCounts {
             return Arc::clone(count);
         }
         Arc::clone(self.0.write().entry(id).or_default())
+    }
+}
+
+/// Measures how far away the other members are, while they are alive.
+pub(crate) async fn measure_round_trips(node: Node, counts: Arc<PeerCounts>) {
+    loop {
+        let members = node.members().into_keys();
+        let others = members.filter(|id| *id != node.id() && node.is_alive(*id));
+        let trips = others.map(|id| {
+            let (link, counts) = (node.link(), &counts);
+            async move {
+                if let Some(took) = link.round_trip(id, ROUND_TRIP_EVERY).await {
+                    counts.of(id).round_trip.record_time(took);
+                }
+            }
+        });
+        futures_util::future::join_all(trips).await;
+        tokio::time::sleep(ROUND_TRIP_EVERY).await;
     }
 }
 

@@ -4,6 +4,7 @@
 //! has taken the one before.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use pontoon_api::Error;
@@ -15,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use crate::calls::Call;
+use crate::calls::{Call, Rpc};
 use crate::convert;
 use crate::host::Host;
 
@@ -105,13 +106,14 @@ async fn send(
         keys: FIRST_KEYS,
         bytes: host.limits.request_bytes_max,
     };
-    // (A target without an order would sort each part for itself.)
-    request.sort_target = SortTarget::Key.into();
+    // What is sorted by something else than the key can't be cut by keys.
+    let whole = request.sort_target() != SortTarget::Key;
     let limit = request.limit;
     let mut sent = 0;
     let mut first: Option<(Revision, i64)> = None;
     loop {
         request.limit = match limit {
+            _ if whole => limit,
             // All in one part, as in etcd.
             ..0 => 0,
             0 => pace.keys,
@@ -134,7 +136,11 @@ async fn send(
         let part = RangeStreamResponse {
             range_response: Some(part),
         };
-        if out.send(Ok(part)).await.is_err() || done {
+        if out.send(Ok(part)).await.is_err() {
+            return Ok(());
+        }
+        host.calls.of(Rpc::RangeStream).sent.fetch_add(1, Relaxed);
+        if done {
             return Ok(());
         }
         if request.revision <= 0 {

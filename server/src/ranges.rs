@@ -10,13 +10,14 @@ use bytes::Bytes;
 use pontoon_api::Error;
 use pontoon_api::pontoonpb::ranges_server::Ranges;
 use pontoon_api::pontoonpb::{
-    Key, ListRequest, ListResponse, MemberCondition, Range, Replica, ReplicaState, SplitRequest,
-    SplitResponse, Splitting, TransferRequest, TransferResponse, UnservedRange, WhyRequest,
-    WhyResponse,
+    self, Key, ListRequest, ListResponse, MemberCondition, Range, Replica, ReplicaState,
+    SplitRequest, SplitResponse, Splitting, TransferRequest, TransferResponse, UnservedRange,
+    WhyRequest, WhyResponse,
 };
 use pontoon_engine::{KeyRange, Range as Read};
 use pontoon_raftgroup::{
-    Alarm, Condition, Failure, GroupId, Look, NodeId, RangeMap, ReplicaStatus, Unserved,
+    Alarm, ClusterVersion, Condition, Failure, GroupId, Look, NodeId, RangeMap, ReplicaStatus,
+    Unserved,
 };
 use tonic::{Request, Response, Status};
 
@@ -45,6 +46,7 @@ impl Ranges for RangesService {
                 map_version: map.version,
                 ranges: host.ranges(&map),
                 condition: Some(condition(&host.node.condition(), &host.node.unserved())),
+                version: Some(version(&host.node.cluster_version())),
             })
         };
         host.unary(Rpc::RangesList, request.metadata(), work).await
@@ -257,6 +259,19 @@ impl Host {
     }
 }
 
+fn version(version: &ClusterVersion) -> pontoonpb::ClusterVersion {
+    let members = version.members.iter();
+    pontoonpb::ClusterVersion {
+        cluster: version.cluster.0.into(),
+        members: members
+            .map(|(member, version)| pontoonpb::MemberVersion {
+                member: member.0,
+                version: version.0.into(),
+            })
+            .collect(),
+    }
+}
+
 fn condition(condition: &Condition, unserved: &[Unserved]) -> MemberCondition {
     let unserved = unserved.iter().map(|range| UnservedRange {
         id: range.group.0,
@@ -291,7 +306,7 @@ fn state(here: &ReplicaStatus, look: &Look) -> ReplicaState {
         committed_index: here.committed.0,
         applied_index: here.applied.0,
         file_bytes: here.file_bytes,
-        used_bytes: here.file_bytes.saturating_sub(here.free_bytes),
+        used_bytes: here.used_bytes,
         keys: look.keys,
         revision: here.revision.0,
         quiet: here.quiet,

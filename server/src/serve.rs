@@ -21,7 +21,6 @@ use crate::door::{Behind, ConnectionConfig, Door, listen};
 use crate::drift::{self, Drift};
 use crate::endpoints::Visitors;
 use crate::front::Fronts;
-use crate::header::Told;
 use crate::host::{Host, Limits};
 use crate::metrics::{Tallies, Traffic};
 use crate::node::{OpenError, Opened, open};
@@ -29,6 +28,7 @@ use crate::peers::{self, Reception};
 use crate::quota::Quota;
 use crate::stop::{self, Stop, Stopper};
 use crate::url::Url;
+use crate::voters::Voters;
 
 /// Between two looks at sizes, the leader and the members.
 const LOOK: Duration = Duration::from_millis(100);
@@ -152,6 +152,8 @@ impl Server {
         }
         let mut tasks = vec![tokio::spawn(look_after(Arc::clone(&host)))];
         tasks.push(tokio::spawn(drift::run(Arc::clone(&host))));
+        let (node, counts) = (host.node.clone(), Arc::clone(&host.peers));
+        tasks.push(tokio::spawn(peers::measure_round_trips(node, counts)));
         let wanted = config.auto_compaction()?;
         if wanted != AutoCompaction::Off {
             tasks.push(tokio::spawn(compactor::run(Arc::clone(&host), wanted)));
@@ -196,14 +198,29 @@ impl Server {
         &self.clients
     }
 
+    fn endpoints(&self) -> Vec<String> {
+        let clients = self.clients.iter();
+        clients.map(|at| format!("http://{at}")).collect()
+    }
+
+    /// Logs what [`Server::welcome`] says.
+    pub fn log_welcome(&self) {
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            etcd_version = crate::version::API_VERSION,
+            member_id = format!("{:x}", self.host.member_id.0),
+            cluster_id = format!("{:x}", self.host.cluster_id),
+            data_dir = %self.dir.display(),
+            client_urls = self.endpoints().join(","),
+            io = self.host.io,
+            "serving client traffic"
+        );
+    }
+
     /// Lines for whoever starts it for the first time.
     #[must_use]
     pub fn welcome(&self) -> String {
-        let endpoints: Vec<_> = self
-            .clients
-            .iter()
-            .map(|at| format!("http://{at}"))
-            .collect();
+        let endpoints = self.endpoints();
         let first = endpoints.first().map_or("", String::as_str);
         format!(
             "Pontoon {version} (speaks etcd {api}) is ready\n\
@@ -290,7 +307,6 @@ fn host(config: &Config, opened: Opened, stop: Stop) -> Arc<Host> {
         feature_gates: config.feature_gates.clone(),
         started: SystemTime::now(),
         visitors: Visitors::new(&config.cors, &config.host_whitelist),
-        told: Told::default(),
         learner: AtomicBool::new(false),
         stop,
     })
@@ -391,17 +407,15 @@ async fn explain(host: &Host, dir: &std::path::Path) -> Infallible {
 /// Keeps up to date what would be dear to look up for every request.
 async fn look_after(host: Arc<Host>) {
     let mut leader = None;
+    let mut voters = Voters::default();
     loop {
-        let replicas = host.node.status();
-        let used = replicas
-            .iter()
-            .map(|replica| replica.file_bytes.saturating_sub(replica.free_bytes));
-        host.quota.measure(used.sum());
+        host.measure();
         let members = host.node.members();
         let learner = members
             .get(&host.member_id)
             .is_some_and(|member| member.learner);
         host.learner.store(learner, Relaxed);
+        voters.look(members.values().filter(|member| !member.learner).count());
         let known = host.node.leadership().1;
         if known.is_some() && known != leader {
             leader = known;

@@ -28,7 +28,7 @@ use pontoon_raftgroup::Delivery;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::calls::Rpc;
 use crate::host::{Host, needs_leader};
@@ -135,13 +135,22 @@ impl Session {
         loop {
             let done = tokio::select! {
                 request = requests.message(), if open => match request {
-                    Ok(Some(request)) => self.handle(request).await,
+                    Ok(Some(request)) => {
+                        let count = self.host.calls.of(Rpc::Watch);
+                        count.received.fetch_add(1, Relaxed);
+                        self.handle(request).await
+                    }
                     // The client has no more requests, but still listens.
                     Ok(None) => {
                         open = false;
                         Ok(())
                     }
-                    Err(_) => Err(Gone),
+                    Err(status) => {
+                        if status.code() != Code::Cancelled {
+                            self.host.tallies.watch_failures.fetch_add(1, Relaxed);
+                        }
+                        Err(Gone)
+                    }
                 },
                 Some((watcher, step)) = self.waiting.next(), if !self.waiting.is_empty() => {
                     self.came_back(watcher, step).await
@@ -183,7 +192,7 @@ impl Session {
         let (Some(keys), None) = (keys, refused) else {
             let reason = refused.map_or("", CancelReason::text);
             let refusal = self.refusal(reason);
-            return self.send(refusal).await;
+            return self.send_control(refusal).await;
         };
         let id = match request.watch_id {
             0 => self.id_free(),
@@ -206,7 +215,7 @@ impl Session {
             created: true,
             ..WatchResponse::default()
         };
-        self.send(created).await?;
+        self.send_control(created).await?;
         self.wait_for(watcher);
         Ok(())
     }
@@ -243,7 +252,7 @@ impl Session {
             canceled: true,
             ..WatchResponse::default()
         };
-        self.send(canceled).await
+        self.send_control(canceled).await
     }
 
     fn wait_for(&mut self, mut watcher: Watcher) {
@@ -290,7 +299,18 @@ impl Session {
     }
 
     async fn send(&mut self, response: WatchResponse) -> Result<(), Gone> {
-        self.out.send(Ok(response)).await.map_err(|_| Gone)
+        self.out.send(Ok(response)).await.map_err(|_| Gone)?;
+        self.host.calls.of(Rpc::Watch).sent.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// Sends what is no event.
+    async fn send_control(&mut self, response: WatchResponse) -> Result<(), Gone> {
+        let since = Instant::now();
+        self.send(response).await?;
+        let took = &self.host.tallies.watch_sends.control;
+        took.record_time(since.elapsed());
+        Ok(())
     }
 
     async fn send_events(&mut self, watcher: &mut Watcher, events: Vec<Event>) -> Result<(), Gone> {
@@ -313,12 +333,18 @@ impl Session {
             ..WatchResponse::default()
         };
         let bytes_max = self.host.limits.request_bytes_max + (512 << 10);
-        if !watcher.fragment {
-            return self.send(response).await;
+        let since = Instant::now();
+        match watcher.fragment {
+            false => self.send(response).await?,
+            true => {
+                for piece in pieces::cut(response, bytes_max) {
+                    self.send(piece).await?;
+                }
+            }
         }
-        for piece in pieces::cut(response, bytes_max) {
-            self.send(piece).await?;
-        }
+        let (took, sends) = (since.elapsed(), &self.host.tallies.watch_sends);
+        sends.events.record_time(took);
+        sends.event.record_time(took.div_f64(count as f64));
         Ok(())
     }
 
@@ -331,7 +357,7 @@ impl Session {
             compact_revision: floor.0,
             ..WatchResponse::default()
         };
-        self.send(canceled).await
+        self.send_control(canceled).await
     }
 
     /// Calls all watchers back.
@@ -383,7 +409,7 @@ impl Session {
                 watch_id: NO_WATCH,
                 ..WatchResponse::default()
             };
-            self.send(response).await?;
+            self.send_control(response).await?;
         }
         for mut watcher in left {
             let held = later.iter_mut().find(|(id, _)| *id == watcher.id);
@@ -432,6 +458,7 @@ impl Session {
 
     /// A sign for each watcher that wants one and heard nothing lately.
     async fn notify(&mut self) -> Result<(), Gone> {
+        let since = Instant::now();
         let here = self.gather().await?;
         let newest = self.host.newest();
         let deadline = Instant::now() + PATIENCE;
@@ -459,6 +486,8 @@ impl Session {
             }
             self.wait_for(watcher);
         }
+        let took = &self.host.tallies.watch_sends.progress;
+        took.record_time(since.elapsed());
         Ok(())
     }
 }

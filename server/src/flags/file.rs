@@ -117,7 +117,7 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let file = format!("--config-file={}", path.display());
         let arguments = arguments.iter().map(|argument| (*argument).to_owned());
-        match parse(arguments.chain([file]), []) {
+        match parse(Config::default(), arguments.chain([file]), []) {
             Ok(Parsed::Run(config, said)) => Ok((*config, said)),
             Err(Usage::Wrong(reason)) => Err(reason),
             other => panic!("{other:?}"),
@@ -155,6 +155,182 @@ mod tests {
         assert!(config.reuse_port);
         let unknown = said.iter().filter(|line| line.contains("something-new"));
         assert_eq!(unknown.count(), 1, "{said:?}");
+    }
+
+    /// The keys and values of the sample that etcd 3.7 comes with.
+    #[test]
+    fn etcds_sample_is_read() {
+        let text = "
+            name: 'default'
+            data-dir:
+            wal-dir:
+            snapshot-count: 10000
+            heartbeat-interval: 100
+            election-timeout: 1000
+            quota-backend-bytes: 0
+            listen-peer-urls: http://localhost:2380
+            listen-client-urls: http://localhost:2379
+            max-snapshots: 5
+            max-wals: 5
+            cors:
+            initial-advertise-peer-urls: http://localhost:2380
+            advertise-client-urls: http://localhost:2379
+            discovery:
+            discovery-fallback: 'proxy'
+            discovery-proxy:
+            discovery-srv:
+            initial-cluster:
+            initial-cluster-token: 'etcd-cluster'
+            initial-cluster-state: 'new'
+            strict-reconfig-check: false
+            enable-pprof: true
+            proxy: 'off'
+            proxy-failure-wait: 5000
+            proxy-refresh-interval: 30000
+            proxy-dial-timeout: 1000
+            proxy-write-timeout: 5000
+            proxy-read-timeout: 0
+            client-transport-security:
+              cert-file:
+              key-file:
+              client-cert-auth: false
+              trusted-ca-file:
+              auto-tls: false
+            peer-transport-security:
+              cert-file:
+              key-file:
+              client-cert-auth: false
+              trusted-ca-file:
+              auto-tls: false
+            self-signed-cert-validity: 1
+            log-level: debug
+            logger: zap
+            log-outputs: [stderr]
+            force-new-cluster: false
+            auto-compaction-mode: periodic
+            auto-compaction-retention: \"1\"
+            cipher-suites: [
+              TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+              TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384
+            ]
+            tls-min-version: 'TLS1.2'
+            tls-max-version: 'TLS1.3'
+        ";
+        let (config, said) = run(text, &[]).unwrap();
+        assert_eq!(config.check(), Ok(()));
+        assert!(!config.strict_reconfig);
+        assert_eq!(config.log_level, "debug");
+        assert_eq!(config.auto_compaction_retention, "1");
+        let unknown = said.iter().filter(|line| line.contains("is not known"));
+        assert_eq!(unknown.count(), 0, "{said:?}");
+    }
+
+    /// Every key of etcd's files, with the value that it has unless set.
+    #[test]
+    fn every_key_of_etcd_can_have_its_default() {
+        let text = "
+            name: default
+            data-dir: x
+            wal-dir:
+            snapshot-count: 10000
+            snapshot-catchup-entries: 5000
+            max-wals: 5
+            heartbeat-interval: 100
+            election-timeout: 1000
+            initial-election-tick-advance: true
+            backend-batch-interval: 0
+            backend-batch-limit: 0
+            backend-bbolt-freelist-type: map
+            quota-backend-bytes: 0
+            max-txn-ops: 128
+            max-request-bytes: 1572864
+            max-concurrent-streams: 4294967295
+            listen-peer-urls: http://localhost:2380
+            listen-client-urls: http://localhost:2379
+            listen-client-http-urls:
+            initial-advertise-peer-urls: http://localhost:2380
+            advertise-client-urls: http://localhost:2379
+            client-transport-security:
+              cert-file: \"\"
+              key-file: \"\"
+              client-cert-file: \"\"
+              client-key-file: \"\"
+              client-cert-auth: false
+              trusted-ca-file: \"\"
+              auto-tls: false
+              allowed-cn: []
+              allowed-hostname: []
+              skip-client-san-verification: false
+            peer-transport-security:
+              cert-file: \"\"
+              key-file: \"\"
+              client-cert-file: \"\"
+              client-key-file: \"\"
+              client-cert-auth: false
+              trusted-ca-file: \"\"
+              auto-tls: false
+              allowed-cn: []
+              allowed-hostname: []
+              skip-client-san-verification: false
+            self-signed-cert-validity: 1
+            cipher-suites: []
+            tls-min-version: \"TLS1.2\"
+            tls-max-version: \"\"
+            initial-cluster-state: new
+            discovery-srv:
+            discovery-srv-name:
+            discovery-config:
+              discovery-token: \"\"
+              discovery-endpoints: []
+            initial-cluster: default=http://localhost:2380
+            initial-cluster-token: etcd-cluster
+            strict-reconfig-check: true
+            auto-compaction-mode: periodic
+            auto-compaction-retention: \"0\"
+            grpc-keepalive-min-time: 5000000000
+            grpc-keepalive-interval: 7200000000000
+            grpc-keepalive-timeout: 20000000000
+            socket-options: {reuse-port: false, reuse-address: false}
+            pre-vote: true
+            cors: \"*\"
+            host-whitelist: \"*\"
+            auth-token: simple
+            bcrypt-cost: 10
+            auth-token-ttl: 300
+            corrupt-check-time: 0
+            compact-hash-check-time: 60000000000
+            compaction-batch-limit: 0
+            compaction-sleep-interval: 0
+            watch-progress-notify-interval: 0
+            warning-apply-duration: 100000000
+            warning-unary-request-duration: 300000000
+            bootstrap-defrag-threshold-megabytes: 0
+            max-learners: 1
+            force-new-cluster: false
+            enable-pprof: false
+            metrics: basic
+            listen-metrics-urls:
+            enable-distributed-tracing: false
+            distributed-tracing-address: localhost:4317
+            distributed-tracing-service-name: etcd
+            distributed-tracing-instance-id:
+            distributed-tracing-sampling-rate: 0
+            logger: zap
+            log-level: info
+            log-format: json
+            log-outputs: [default]
+            enable-log-rotation: false
+            log-rotation-config-json: '{\"maxsize\": 100}'
+            enable-grpc-gateway: true
+            unsafe-no-fsync: false
+            downgrade-check-time: 5000000000
+            memory-mlock: false
+            feature-gates: \"InitialCorruptCheck=false\"
+        ";
+        let (config, said) = run(text, &[]).unwrap();
+        assert_eq!(config.check(), Ok(()));
+        let unknown = said.iter().filter(|line| line.contains("is not known"));
+        assert_eq!(unknown.count(), 0, "{said:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use super::values::{
     backend, cluster_state, debug, feature_gates, initial_splits, log_format, log_level,
-    log_outputs, metrics, optional_parsed, parsed, progress, some, switched, text, time,
+    log_outputs, logger, metrics, optional_parsed, parsed, progress, some, switched, text, time,
 };
 use super::{Flag, Form, Meaning, Set};
 
@@ -52,6 +52,7 @@ const fn refused(
 }
 
 const NO_TLS: &str = "TLS is not served yet";
+const OF_TLS: &str = "it says how TLS is spoken, which is not served yet";
 const NO_AUTH: &str = "users and roles are not there yet";
 const NO_DISCOVERY: &str =
     "the discovery service is not spoken; use --initial-cluster or --discovery-srv";
@@ -88,7 +89,7 @@ pub const FLAGS: &[Flag] = &[
     sets(
         "snapshot-count",
         |c, v| parsed(&mut c.snapshot_count, v),
-        "log entries of each range that are kept for slow followers",
+        "log entries of each range that are kept though all followers have them; `--log-bytes` limits them",
     ),
     sets(
         "snapshot-catchup-entries",
@@ -113,7 +114,7 @@ pub const FLAGS: &[Flag] = &[
     sets(
         "listen-peer-urls",
         |c, v| text(&mut c.listen_peer_urls, v),
-        "where other members are heard; one URL",
+        "where other members are heard",
     ),
     sets(
         "listen-client-urls",
@@ -161,7 +162,7 @@ pub const FLAGS: &[Flag] = &[
     sets(
         "max-concurrent-streams",
         |c, v| parsed(&mut c.streams_max, v),
-        "most calls at a time on one connection",
+        "most calls at a time on one connection; 512 unless set",
     ),
     times(
         "grpc-keepalive-min-time",
@@ -243,7 +244,7 @@ pub const FLAGS: &[Flag] = &[
     refused("discovery", Value, &[""], NO_DISCOVERY),
     refused("discovery-token", Value, &[""], NO_DISCOVERY),
     refused("discovery-endpoints", Value, &[""], NO_DISCOVERY),
-    refused("discovery-fallback", Value, &["", "exit"], NO_PROXY),
+    idle("discovery-fallback", Value, OF_DISCOVERY),
     refused("discovery-proxy", Value, &[""], NO_DISCOVERY),
     idle("discovery-dial-timeout", Time, OF_DISCOVERY),
     idle("discovery-request-timeout", Time, OF_DISCOVERY),
@@ -315,9 +316,9 @@ pub const FLAGS: &[Flag] = &[
         "peer-skip-client-san-verification",
     ),
     idle("self-signed-cert-validity", Value, NO_TLS),
-    refused("cipher-suites", Value, &[""], NO_TLS),
-    refused("tls-min-version", Value, &["", "TLS1.2"], NO_TLS),
-    refused("tls-max-version", Value, &[""], NO_TLS),
+    idle("cipher-suites", Value, OF_TLS),
+    idle("tls-min-version", Value, OF_TLS),
+    idle("tls-max-version", Value, OF_TLS),
     sets(
         "cors",
         |c, v| text(&mut c.cors, v),
@@ -343,7 +344,7 @@ pub const FLAGS: &[Flag] = &[
         |c, v| some(&mut c.listen_metrics_urls, v),
         "where metrics and health are served besides",
     ),
-    idle("logger", Value, "there is one logger"),
+    sets("logger", logger, "zap; there is no other"),
     sets(
         "log-outputs",
         log_outputs,
@@ -355,7 +356,11 @@ pub const FLAGS: &[Flag] = &[
         log_level,
         "debug, info, warn, error, panic or fatal",
     ),
-    sets("log-format", log_format, "console (unless set) or json"),
+    sets(
+        "log-format",
+        log_format,
+        "console, or json, which it is unless set when the program is called `etcd`",
+    ),
     switches("debug", debug, "the same as --log-level=debug"),
     idle("log-package-levels", Value, "use --log-level"),
     idle(
@@ -378,10 +383,10 @@ pub const FLAGS: &[Flag] = &[
         Time,
         "warning-unary-request-duration",
     ),
-    idle(
+    times(
         "warning-apply-duration",
-        Time,
-        "applying an entry never waits for the disk",
+        |c, v| time(&mut c.slow_apply, v),
+        "a log entry that takes longer than this to apply is logged",
     ),
     older(
         "experimental-warning-apply-duration",
@@ -556,12 +561,17 @@ pub const FLAGS: &[Flag] = &[
     sets(
         "replicas",
         |c, v| parsed(&mut c.replicas, v),
-        "replicas of each range of a new cluster; 0: one on every member",
+        "replicas of each range of a new cluster, 3 or 5; 0: one on every member",
     ),
     sets(
         "range-bytes",
         |c, v| optional_parsed(&mut c.range_bytes_max, v),
         "a range that has grown beyond this is split; 4 GiB unless set",
+    ),
+    sets(
+        "log-bytes",
+        |c, v| parsed(&mut c.log_bytes_max, v),
+        "bytes that the files of the log take at most, all ranges together; 1 GiB unless set, at least 512 MiB",
     ),
     sets(
         "range-writes",
@@ -572,6 +582,11 @@ pub const FLAGS: &[Flag] = &[
         "max-ranges",
         |c, v| optional_parsed(&mut c.ranges_max, v),
         "ranges are not split by themselves when there are so many; 64 unless set",
+    ),
+    sets(
+        "cluster-version-max",
+        |c, v| optional_parsed(&mut c.cluster_version_max, v),
+        "holds the cluster's version at this one or below, so that there is a way back from an upgrade",
     ),
     sets(
         "io-backend",

@@ -110,6 +110,13 @@ pub(super) fn log_format(config: &mut Config, value: &str) -> Result<(), String>
     Ok(())
 }
 
+pub(super) fn logger(_: &mut Config, value: &str) -> Result<(), String> {
+    match value {
+        "" | "zap" => Ok(()),
+        _ => Err("unknown logger option".to_owned()),
+    }
+}
+
 pub(super) fn log_outputs(config: &mut Config, value: &str) -> Result<(), String> {
     let names = value.split(',').filter(|name| !name.is_empty());
     let outputs = names.map(|name| match name {

@@ -400,11 +400,10 @@ mod tests {
                 }
                 LogFormat::Json => {
                     let count: serde_json::Value = serde_json::from_str(count).unwrap();
-                    assert_eq!(count["level"], "ERROR");
-                    let fields = &count["fields"];
-                    assert_eq!(fields["message"], "repeated: can't append");
-                    assert_eq!(fields["suppressed"], 98);
-                    assert_eq!(fields["source"], "openraft::core");
+                    assert_eq!(count["level"], "error");
+                    assert_eq!(count["msg"], "repeated: can't append");
+                    assert_eq!(count["suppressed"], 98);
+                    assert_eq!(count["source"], "openraft::core");
                 }
             }
         }

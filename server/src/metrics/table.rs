@@ -146,10 +146,57 @@ pub const METRICS: &[Metric] = &[
         "how long requests take",
     ),
     metric(
+        "etcd_server_apply_duration_seconds",
+        "histogram",
+        "op,success,version",
+        "how long applying an entry of a range's log takes; `op` is `Entry`",
+    ),
+    counter(
+        "etcd_server_slow_apply_total",
+        "entries that took longer than `--warning-apply-duration` to apply",
+    ),
+    counter(
+        "etcd_server_read_indexes_failed_total",
+        "quorum rounds for reads and leases, of leaders here, that failed",
+    ),
+    counter(
+        "etcd_server_slow_read_indexes_total",
+        "those that took longer than 500 ms",
+    ),
+    counter(
+        "etcd_server_heartbeat_send_failures_total",
+        "signs of life for other members that were more than an interval late",
+    ),
+    gauge(
+        "etcd_server_snapshot_apply_in_progress_total",
+        "snapshots that are being installed",
+    ),
+    metric(
         "etcd_debugging_server_alarms",
         "gauge",
         "alarm_type,server_id",
         "alarms that are on",
+    ),
+    // Leases
+    counter(
+        "etcd_debugging_lease_granted_total",
+        "leases granted in the cluster, as applied here",
+    ),
+    counter(
+        "etcd_debugging_lease_revoked_total",
+        "leases revoked or expired in the cluster, as applied here",
+    ),
+    counter(
+        "etcd_debugging_lease_renewed_total",
+        "signs of life of leases that this member took as the root group's leader",
+    ),
+    histogram(
+        "etcd_debugging_lease_ttl_total",
+        "seconds for which leases were granted",
+    ),
+    counter(
+        "etcd_debugging_server_lease_expired_total",
+        "leases whose time was over while this member led the root group",
     ),
     // The data
     gauge(
@@ -160,7 +207,27 @@ pub const METRICS: &[Metric] = &[
         "etcd_mvcc_db_total_size_in_use_in_bytes",
         "bytes of them that are in use",
     ),
-    counter("etcd_mvcc_range_total", "ranges served by this member"),
+    gauge(
+        "etcd_mvcc_db_open_read_transactions",
+        "reads under way for which a compaction waits",
+    ),
+    counter(
+        "etcd_mvcc_range_total",
+        "ranges served by this member, those in transactions included",
+    ),
+    counter(
+        "etcd_mvcc_put_total",
+        "keys put in the ranges that this member has a replica of",
+    ),
+    counter("etcd_mvcc_delete_total", "keys deleted in them"),
+    counter(
+        "etcd_mvcc_txn_total",
+        "transactions of more than one step served by this member",
+    ),
+    gauge(
+        "etcd_debugging_mvcc_total_put_size_in_bytes",
+        "bytes of the keys put and their values",
+    ),
     histogram("etcd_mvcc_hash_duration_seconds", "how long Hash takes"),
     histogram(
         "etcd_mvcc_hash_rev_duration_seconds",
@@ -181,6 +248,42 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge("etcd_debugging_mvcc_watch_stream_total", "watch streams"),
     gauge("etcd_debugging_mvcc_watcher_total", "watchers"),
+    gauge(
+        "etcd_debugging_mvcc_slow_watcher_total",
+        "watchers that were not given all that they could be",
+    ),
+    histogram(
+        "etcd_debugging_server_watch_send_loop_watch_stream_duration_seconds",
+        "how long events of a watcher wait for a place in its client's queue",
+    ),
+    histogram(
+        "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds",
+        "the same divided by the number of events",
+    ),
+    histogram(
+        "etcd_debugging_server_watch_send_loop_control_stream_duration_seconds",
+        "the same of answers to requests on a watch stream",
+    ),
+    histogram(
+        "etcd_debugging_server_watch_send_loop_progress_duration_seconds",
+        "how long signs of progress to all watchers of a stream take",
+    ),
+    counter(
+        "etcd_debugging_mvcc_db_compaction_keys_total",
+        "old versions and tombstones that compactions removed",
+    ),
+    histogram(
+        "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds",
+        "how long it takes to remove what a compaction of a range lets go",
+    ),
+    histogram(
+        "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds",
+        "for how long it holds writers up at a time",
+    ),
+    gauge(
+        "etcd_debugging_mvcc_db_compaction_last",
+        "when that was last done, since 1970; 0: not since the start",
+    ),
     // The disk
     histogram(
         "etcd_disk_wal_fsync_duration_seconds",
@@ -189,6 +292,18 @@ pub const METRICS: &[Metric] = &[
     gauge(
         "etcd_disk_wal_write_bytes_total",
         "bytes written to the log",
+    ),
+    histogram(
+        "etcd_disk_backend_commit_duration_seconds",
+        "from the first sync of a checkpoint until it is durable; its pages are written before that",
+    ),
+    histogram(
+        "etcd_snap_db_save_total_duration_seconds",
+        "from the first page of a received checkpoint until it is in place",
+    ),
+    histogram(
+        "etcd_snap_db_fsync_duration_seconds",
+        "how long its syncs take at the end",
     ),
     gauge("etcd_disk_defrag_inflight", "whether Defragment runs"),
     histogram(
@@ -208,13 +323,13 @@ pub const METRICS: &[Metric] = &[
         "etcd_network_known_peers",
         "gauge",
         "Local,Remote",
-        "other members that are known",
+        "members that are known",
     ),
     metric(
         "etcd_network_active_peers",
         "gauge",
         "Local,Remote",
-        "and whether they are there",
+        "whether the others are there",
     ),
     metric(
         "etcd_network_disconnected_peers_total",
@@ -240,7 +355,85 @@ pub const METRICS: &[Metric] = &[
         "To",
         "messages that could not be sent",
     ),
+    metric(
+        "etcd_network_peer_received_failures_total",
+        "counter",
+        "From",
+        "messages from others that made no sense",
+    ),
+    metric(
+        "etcd_network_peer_round_trip_time_seconds",
+        "histogram",
+        "To",
+        "how long a message to another member and its answer take",
+    ),
+    metric(
+        "etcd_network_snapshot_send_inflights_total",
+        "gauge",
+        "To",
+        "snapshots on their way to others",
+    ),
+    metric(
+        "etcd_network_snapshot_send_success",
+        "counter",
+        "To",
+        "snapshots that others have installed",
+    ),
+    metric(
+        "etcd_network_snapshot_send_failures",
+        "counter",
+        "To",
+        "snapshots that were given up",
+    ),
+    metric(
+        "etcd_network_snapshot_send_total_duration_seconds",
+        "histogram",
+        "To",
+        "how long the whole ones took",
+    ),
+    metric(
+        "etcd_network_snapshot_receive_inflights_total",
+        "gauge",
+        "From",
+        "snapshots on their way from others",
+    ),
+    metric(
+        "etcd_network_snapshot_receive_success",
+        "counter",
+        "From",
+        "snapshots that came whole",
+    ),
+    metric(
+        "etcd_network_snapshot_receive_failures",
+        "counter",
+        "From",
+        "snapshots that were given up",
+    ),
+    metric(
+        "etcd_network_snapshot_receive_total_duration_seconds",
+        "histogram",
+        "From",
+        "how long the whole ones took",
+    ),
+    metric(
+        "etcd_network_server_stream_failures_total",
+        "counter",
+        "API,Type",
+        "streams of clients that broke off without a word",
+    ),
     metric("grpc_server_started_total", "counter", CALL, "calls begun"),
+    metric(
+        "grpc_server_msg_received_total",
+        "counter",
+        CALL,
+        "messages of clients",
+    ),
+    metric(
+        "grpc_server_msg_sent_total",
+        "counter",
+        CALL,
+        "messages to clients; errors are none",
+    ),
     metric(
         "grpc_server_handled_total",
         "counter",

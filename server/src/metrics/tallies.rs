@@ -25,6 +25,13 @@ pub(crate) struct Tallies {
     pub(crate) defrag_took: Histogram,
     pub(crate) hash_took: Histogram,
     pub(crate) hash_kv_took: Histogram,
+    /// Transactions of more than one step, and the ranges in all of them.
+    pub(crate) txns: AtomicU64,
+    pub(crate) txn_ranges: AtomicU64,
+    pub(crate) watch_sends: WatchSends,
+    /// Streams of clients that broke off.
+    pub(crate) watch_failures: AtomicU64,
+    pub(crate) keep_alive_failures: AtomicU64,
     /// Unary calls and streams by the version that the client has.
     requests: RwLock<BTreeMap<String, [AtomicU64; 2]>>,
     health_success: AtomicU64,
@@ -32,6 +39,20 @@ pub(crate) struct Tallies {
     checks: Mutex<BTreeMap<(&'static str, &'static str), Checked>>,
     promoted: AtomicU64,
     not_promoted: Mutex<BTreeMap<String, u64>>,
+}
+
+/// How long responses of watch streams took until they had a place in the
+/// queue of their client.
+#[derive(Default)]
+pub(crate) struct WatchSends {
+    /// Of events, all that a watcher had at a time.
+    pub(crate) events: Histogram,
+    /// The same for one event, on average.
+    pub(crate) event: Histogram,
+    /// Of answers to requests.
+    pub(crate) control: Histogram,
+    /// Of signs of progress, of all watchers of a stream.
+    pub(crate) progress: Histogram,
 }
 
 /// Counted as long as it is there.

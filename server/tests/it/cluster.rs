@@ -1,11 +1,17 @@
+use std::time::Duration;
+
 use pontoon_api::Error;
 use pontoon_api::etcdserverpb::{
     Member, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
     MemberUpdateRequest,
 };
-use pontoon_server::{ClusterState, Config};
+use pontoon_server::{ClusterState, Config, EXIT_STOPPED, Server, StartError};
+use tonic::Status;
 
 use crate::running::{Running, alone, free_ports, one, start, three, until};
+
+/// How long a member that was removed may take to hear of it.
+const STARTED_WITHIN: Duration = Duration::from_secs(60);
 
 async fn list(server: &Running) -> Vec<Member> {
     let list = MemberListRequest { linearizable: true };
@@ -97,6 +103,55 @@ async fn changes_that_make_no_sense_are_refused() {
     assert_eq!(updated.members[0].name, "default");
 }
 
+/// Tries until it isn't refused any more because members are too new.
+async fn once_healthy<T>(mut change: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        match change().await {
+            Err(refused)
+                if refused.message() == Error::Unhealthy.text()
+                    && tokio::time::Instant::now() < deadline =>
+            {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            changed => return changed,
+        }
+    }
+}
+
+/// Before members have been connected for etcd's five seconds, a change might
+/// cost the quorum.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_change_only_when_a_quorum_is_steady() {
+    let begun = tokio::time::Instant::now();
+    let (members, _dir) = three(&[]).await;
+    let listed = list(&members[0]).await;
+    let mut cluster = members[0].cluster();
+    let id = listed.iter().find(|member| member.name == "m2").unwrap().id;
+    let learner = cluster.member_add(add("http://127.0.0.1:9", true)).await;
+    let voter = cluster.member_add(add("http://127.0.0.1:9", false)).await;
+    let removed = cluster.member_remove(MemberRemoveRequest { id }).await;
+    // (A machine that takes so long shows nothing.)
+    if begun.elapsed() < Duration::from_secs(5) {
+        let texts = [learner.err(), voter.err(), removed.err()]
+            .map(|refused| refused.map(|refused| refused.message().to_owned()));
+        assert_eq!(
+            texts,
+            [(); 3].map(|()| Some(Error::Unhealthy.text().to_owned()))
+        );
+    }
+    let added = once_healthy(async || {
+        let mut cluster = members[0].cluster();
+        cluster.member_add(add("http://127.0.0.1:9", true)).await
+    });
+    let id = added.await.unwrap().into_inner().member.unwrap().id;
+    // A learner can always go.
+    cluster
+        .member_remove(MemberRemoveRequest { id })
+        .await
+        .unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_learner_joins_is_promoted_and_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -138,7 +193,7 @@ async fn a_learner_joins_is_promoted_and_removed() {
     let mut config = member(1);
     config.initial_cluster_state = ClusterState::Existing;
     config.initial_cluster = Some(format!("m0={},m1={}", urls[0], urls[1]));
-    let second = start(config).await;
+    let second = start(config.clone()).await;
     // A learner serves what it has, and little else.
     let mut local = crate::running::get("k");
     local.serializable = true;
@@ -173,13 +228,28 @@ async fn a_learner_joins_is_promoted_and_removed() {
         0
     );
 
-    let removed = first
-        .cluster()
-        .member_remove(MemberRemoveRequest { id })
-        .await
-        .unwrap();
-    assert_eq!(removed.into_inner().members.len(), 1);
+    let left = once_healthy(async || {
+        let mut cluster = first.cluster();
+        let removed = cluster.member_remove(MemberRemoveRequest { id }).await;
+        removed.map(|removed| removed.into_inner().members.len())
+    });
+    assert_eq!(left.await.unwrap(), 1);
     // The removed one hears of it, and would stop.
     crate::running::soon(second.server.removed()).await;
+    second.server.stop().await;
     first.put("k", "alone again").await;
+
+    // Nor does it come back; as with etcd, that is no failure.
+    let refused = loop {
+        let started = Server::start(config.clone());
+        let started = tokio::time::timeout(STARTED_WITHIN, started).await;
+        match started.expect("it takes too long").err() {
+            Some(error) if error.to_string().contains("is in use") => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            error => break error.expect("it is no member"),
+        }
+    };
+    assert!(matches!(refused, StartError::Removed), "{refused}");
+    assert_eq!(refused.exit_code(), EXIT_STOPPED);
 }

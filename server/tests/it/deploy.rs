@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use pontoon_server::{Parsed, parse};
+use pontoon_server::{Config, Parsed, parse};
 use saphyr::{LoadableYamlNode, Yaml};
 
 fn read(name: &str) -> String {
@@ -18,7 +18,7 @@ fn the_static_pod_has_flags_that_are_honoured() {
     let mut command = container["command"].as_vec().unwrap().iter();
     assert_eq!(command.next().unwrap().as_str(), Some("etcd"));
     let arguments = command.map(|argument| argument.as_str().unwrap().to_owned());
-    let Ok(Parsed::Run(config, said)) = parse(arguments, []) else {
+    let Ok(Parsed::Run(config, said)) = parse(Config::default(), arguments, []) else {
         panic!("its flags are refused");
     };
     config.check().unwrap();

@@ -121,6 +121,20 @@ async fn clients_are_served_at_every_url() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn members_are_heard_at_every_peer_url() {
+    let ports = free_ports(2);
+    let at = |port: &u16| format!("127.0.0.1:{port}");
+    let urls: Vec<_> = ports
+        .iter()
+        .map(|port| format!("http://{}", at(port)))
+        .collect();
+    let (_server, _dir) = one_with(|config| config.listen_peer_urls = urls.join(",")).await;
+    for port in &ports {
+        assert_eq!(page(&at(port), "/members").await, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn metrics_have_a_port_of_their_own() {
     let port = free_ports(1)[0];
     let at = format!("127.0.0.1:{port}");

@@ -203,3 +203,29 @@ async fn ranges_without_a_leader_end_readiness_and_not_liveness() {
     assert!(!condition.disk_stalled && condition.fault.is_empty());
     assert!(!condition.unserved.is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn debug_vars_tell_of_the_process_and_the_root_group() {
+    let (servers, _dir) = three(&[]).await;
+    servers[0].put("k", "v").await;
+    assert_eq!(ask(&servers[0], "POST", "/debug/vars").await.0, 405);
+    for path in ["/debug", "/debug/", "/debug/vars/x", "/debug/pprof"] {
+        assert_eq!(ask(&servers[0], "GET", path).await.0, 404, "{path}");
+    }
+    let mut leaders = 0;
+    for server in &servers {
+        let (status, vars) = ask(server, "GET", "/debug/vars").await;
+        assert_eq!(status, 200);
+        let vars: serde_json::Value = serde_json::from_str(&vars).unwrap();
+        let program = vars["cmdline"][0].as_str().unwrap();
+        assert!(program.contains("it-"), "{program}");
+        assert!(vars["file_descriptor_limit"].as_u64().unwrap() > 0);
+        let raft = &vars["raft.status"];
+        assert!(raft["commit"].as_u64() >= raft["applied"].as_u64());
+        assert!(raft["term"].as_u64().unwrap() > 0, "{raft}");
+        let leads = raft["lead"] == raft["id"];
+        assert_eq!(raft["raftState"] == "StateLeader", leads, "{raft}");
+        leaders += usize::from(leads);
+    }
+    assert_eq!(leaders, 1);
+}

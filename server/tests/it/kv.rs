@@ -314,6 +314,34 @@ async fn a_range_comes_in_parts_of_one_revision() {
     assert!(part.header.is_some() && parts.message().await.unwrap().is_none());
 }
 
+/// Parts that are cut by keys would be sorted each for itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_sorted_by_its_target_also_without_an_order() {
+    let (server, _dir) = one().await;
+    for at in 0..40 {
+        let value = format!("v{:02}", at * 7 % 40);
+        server.put(&format!("k{at:02}"), &value).await;
+    }
+    for limit in [0, 15] {
+        let mut sorted = prefix("k");
+        sorted.sort_target = SortTarget::Value.into();
+        sorted.limit = limit;
+        let whole = server.range(sorted.clone()).await.unwrap();
+        let parts = server.kv().range_stream(sorted).await.unwrap();
+        let mut parts = parts.into_inner();
+        let (mut kvs, mut last) = (Vec::new(), None);
+        while let Some(part) = parts.message().await.unwrap() {
+            let part = part.range_response.unwrap();
+            kvs.extend(part.kvs.clone());
+            last = Some(part);
+        }
+        assert!(kvs.is_sorted_by_key(|kv| kv.value.clone()));
+        assert_eq!(kvs, whole.kvs);
+        let last = last.unwrap();
+        assert_eq!((last.count, last.more), (40, limit > 0));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn large_requests_are_refused_by_the_limit_they_exceed() {
     let (server, _dir) = one_with(|config| config.request_bytes_max = 10_000).await;

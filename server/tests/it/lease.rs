@@ -6,7 +6,7 @@ use pontoon_api::etcdserverpb::{
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-use crate::running::{Running, one, put, soon, three, until};
+use crate::running::{Running, get, one, put, soon, three, until};
 
 async fn grant(server: &Running, id: i64, ttl: i64) -> Result<(i64, i64), tonic::Status> {
     let granted = server
@@ -71,6 +71,46 @@ async fn leases_are_granted_looked_at_and_revoked() {
         (refused.code(), refused.message()),
         (Error::LeaseNotFound.code(), Error::LeaseNotFound.text())
     );
+}
+
+/// Whatever others write meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_tells_the_revision_of_its_deletions() {
+    let (members, _dir) = three(&["m"]).await;
+    let (over, mut is_over) = tokio::sync::watch::channel(false);
+    let writers = ["b", "y"].map(|key| {
+        let (mut kv, is_over) = (members[1].kv(), is_over.clone());
+        tokio::spawn(async move {
+            while !*is_over.borrow() {
+                kv.put(put(key, "")).await.unwrap();
+            }
+        })
+    });
+    is_over.mark_unchanged();
+    for at in 0..60 {
+        let member = &members[at % 3];
+        let (id, _) = grant(member, 0, 60).await.unwrap();
+        // In the root group, in another one, in both, in none.
+        let keys = [&["a"][..], &["z"], &["a", "z"], &[]][at % 4];
+        for key in keys {
+            put_on(member, key, id).await;
+        }
+        let revoke = LeaseRevokeRequest { id };
+        let revoked = member.lease().lease_revoke(revoke).await.unwrap();
+        let revision = revoked.into_inner().header.unwrap().revision;
+        for key in keys {
+            let count = async |revision| {
+                let mut get = get(key);
+                get.revision = revision;
+                member.range(get).await.unwrap().count
+            };
+            assert_eq!((count(revision - 1).await, count(revision).await), (1, 0));
+        }
+    }
+    over.send(true).unwrap();
+    for writer in writers {
+        writer.await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

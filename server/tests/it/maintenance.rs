@@ -147,6 +147,21 @@ async fn members_agree_on_what_they_hold() {
     assert!(hashes.iter().all(|hash| *hash == hashes[0] && *hash != 0));
     let earlier = hash(&members[0], revision - 1).await.unwrap().into_inner();
     assert_ne!(earlier.hash, hashes[0]);
+    // A compaction to it changes nothing.
+    let compaction = CompactionRequest {
+        revision,
+        physical: true,
+    };
+    members[0].kv().compact(compaction).await.unwrap();
+    until(|| async {
+        let compacted = hash(&members[0], revision).await;
+        compacted.is_ok_and(|answer| {
+            let answer = answer.into_inner();
+            assert_eq!(answer.hash, hashes[0]);
+            answer.compact_revision == revision
+        })
+    })
+    .await;
     let refused = hash(&members[0], revision + 1000).await.unwrap_err();
     assert_eq!(refused.message(), Error::FutureRev.text());
     let whole = members[0].maintenance().hash(HashRequest {}).await.unwrap();

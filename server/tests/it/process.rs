@@ -7,12 +7,14 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use pontoon_api::etcdserverpb::MemberAddRequest;
+use pontoon_api::etcdserverpb::cluster_client::ClusterClient;
 use pontoon_api::etcdserverpb::kv_client::KvClient;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use rustix::pty;
 use tonic::transport::Endpoint;
 
-use crate::running::{SOON, free_ports};
+use crate::running::{SOON, free_ports, until};
 
 fn pontoon(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pontoon"));
@@ -123,6 +125,7 @@ fn it_runs_as_a_service() {
          initial-cluster: m1=http://127.0.0.1:{peer}\n\
          warning-unary-request-duration: 1\n\
          logger: zap\n\
+         max-wals: 5\n\
          log-format: json\n\
          log-outputs: [stdout, log]\n"
     );
@@ -152,7 +155,7 @@ fn it_runs_as_a_service() {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|_| panic!("{line}"));
     }
     for words in [
-        "--logger has no effect",
+        "--max-wals has no effect",
         "ready to serve client requests",
         "Put took",
         "told to stop",
@@ -160,6 +163,110 @@ fn it_runs_as_a_service() {
         let said = log.lines().filter(|line| line.contains(words)).count();
         assert_eq!(said, 1, "{words}: {log}");
     }
+}
+
+/// Called as etcd is, without a word about the log: each line on stdout and
+/// stderr is an object with etcd's keys, from the first to the last.
+#[test]
+fn called_etcd_it_logs_as_etcd_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("etcd");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_pontoon"), &program).unwrap();
+    let (client, arguments) = alone();
+    let start = |more: &[&str]| {
+        let mut command = Command::new(&program);
+        command.current_dir(dir.path()).env_clear();
+        command.args(&arguments).args(more).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let notify = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    notify.set_read_timeout(Some(SOON)).unwrap();
+    let mut command = start(&["--log-level=debug"]);
+    let mut child = command
+        .env("NOTIFY_SOCKET", dir.path().join("notify"))
+        .spawn()
+        .unwrap();
+    let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let err = std::thread::spawn(move || std::io::read_to_string(err).unwrap());
+    let child = Ending(child);
+    let mut told = [0; 64];
+    let bytes = notify.recv(&mut told).unwrap();
+    assert_eq!(&told[..bytes], b"READY=1");
+    put(client);
+    assert!(child.stop());
+    assert_eq!(std::io::read_to_string(out).unwrap(), "");
+    let log = err.join().unwrap();
+    for words in [
+        "ready to serve client requests",
+        "\"msg\":\"serving client traffic\"",
+        "\"snapshot-catchup-entries\":5000",
+        "told to stop",
+    ] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+    let refused = [
+        start(&["--max-txn-ops=many"]),
+        start(&[
+            "--data-dir=new",
+            "--initial-cluster=other=http://127.0.0.1:1",
+        ]),
+    ];
+    let mut logs = vec![log];
+    for mut command in refused {
+        let ended = command.output().unwrap();
+        assert_eq!(ended.status.code(), Some(1));
+        assert_eq!(ended.stdout, b"");
+        let log = String::from_utf8(ended.stderr).unwrap();
+        assert!(log.lines().last().unwrap().contains("\"error\":"), "{log}");
+        logs.push(log);
+    }
+    for line in logs.iter().flat_map(|log| log.lines()) {
+        let entry: serde_json::Map<_, _> =
+            serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        for key in ["level", "ts", "caller", "msg"] {
+            let text = entry.get(key).and_then(|value| value.as_str());
+            assert!(text.is_some_and(|text| !text.is_empty()), "{key}: {line}");
+        }
+    }
+}
+
+/// One WARN, when the second voter comes.
+#[test]
+fn an_even_number_of_voters_is_warned_of_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (client, arguments) = alone();
+    let notify = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    notify.set_read_timeout(Some(SOON)).unwrap();
+    let child = pontoon(dir.path())
+        .args(&arguments)
+        .arg("--log-outputs=log")
+        .env("NOTIFY_SOCKET", dir.path().join("notify"))
+        .stdout(Stdio::null())
+        .spawn();
+    let _child = Ending(child.unwrap());
+    let bytes = notify.recv(&mut [0; 64]).unwrap();
+    assert!(bytes > 0);
+    let warnings = || {
+        let log = fs::read_to_string(dir.path().join("log")).unwrap();
+        log.matches("an even number of voters").count()
+    };
+    assert_eq!(warnings(), 0);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(async {
+        let at = format!("http://127.0.0.1:{client}");
+        let channel = Endpoint::from_shared(at).unwrap().connect().await;
+        let mut cluster = ClusterClient::new(channel.unwrap());
+        let second = MemberAddRequest {
+            peer_urls: vec!["http://127.0.0.1:1".to_owned()],
+            is_learner: false,
+        };
+        cluster.member_add(second).await.unwrap();
+        until(|| async { warnings() > 0 }).await;
+    });
+    assert_eq!(warnings(), 1);
 }
 
 fn put(port: u16) {
@@ -360,7 +467,7 @@ fn the_log_on_a_terminal_is_plain() {
     let dir = tempfile::tempdir().unwrap();
     // It warns of the first, and stops at the second.
     let status = pontoon(dir.path())
-        .args(["--logger=zap", "--initial-cluster=other=http://127.0.0.1:1"])
+        .args(["--max-wals=5", "--initial-cluster=other=http://127.0.0.1:1"])
         .args(["--listen-client-urls=http://127.0.0.1:0"])
         .args(["--advertise-client-urls=http://127.0.0.1:1"])
         .stderr(terminal)
@@ -372,7 +479,7 @@ fn the_log_on_a_terminal_is_plain() {
     let _ = File::from(master).read_to_end(&mut said);
     let said = String::from_utf8(said).unwrap();
     assert!(
-        said.contains("WARN") && said.contains("--logger has no effect"),
+        said.contains("WARN") && said.contains("--max-wals has no effect"),
         "{said}"
     );
     assert!(!said.contains("ansi") && !said.contains('\x1b'), "{said}");

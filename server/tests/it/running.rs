@@ -1,6 +1,5 @@
 //! Servers to test, and clients of them.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -17,6 +16,7 @@ use pontoon_api::v3electionpb::election_client::ElectionClient;
 use pontoon_api::v3lockpb::lock_client::LockClient;
 use pontoon_server::{Config, Server};
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -134,12 +134,22 @@ pub(crate) fn channel(server: &Server) -> Channel {
 
 /// Three servers that are a cluster.
 pub(crate) async fn three(splits: &[&str]) -> (Vec<Running>, TempDir) {
+    three_with(splits, |_| {}).await
+}
+
+/// The same, set up in another way.
+pub(crate) async fn three_with(
+    splits: &[&str],
+    set_up: impl Fn(&mut Config),
+) -> (Vec<Running>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let starting = together(dir.path(), splits).into_iter().map(start);
+    let mut configs = together(dir.path(), splits);
+    configs.iter_mut().for_each(set_up);
+    let starting = configs.into_iter().map(start);
     (futures_util::future::join_all(starting).await, dir)
 }
 
-fn together(dir: &Path, splits: &[&str]) -> Vec<Config> {
+pub(crate) fn together(dir: &Path, splits: &[&str]) -> Vec<Config> {
     let ports = free_ports(3);
     let member = |at: usize| format!("m{at}=http://127.0.0.1:{}", ports[at]);
     let cluster: Vec<_> = (0..3).map(member).collect();
@@ -160,6 +170,15 @@ fn together(dir: &Path, splits: &[&str]) -> Vec<Config> {
     (0..3).map(config).collect()
 }
 
+/// Whether nobody listens there. It doesn't listen itself: a process that is
+/// being started beside this would inherit the listener until it runs its
+/// program, and the port would be taken meanwhile.
+fn is_free(port: &u16) -> bool {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(([127, 0, 0, 1], *port).into()).is_ok()
+}
+
 /// Ports that nobody has now. They are below those that the system gives away,
 /// so nobody gets them by chance before they are used.
 pub(crate) fn free_ports(count: usize) -> Vec<u16> {
@@ -170,7 +189,6 @@ pub(crate) fn free_ports(count: usize) -> Vec<u16> {
         let number = start.wrapping_add(NEXT.fetch_add(1, Relaxed));
         10_000 + (number % 20_000) as u16
     });
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     ports.filter(is_free).take(count).collect()
 }
 

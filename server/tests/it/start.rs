@@ -2,7 +2,11 @@
 
 use pontoon_server::{ClusterState, Config, Server};
 
-use crate::running::{Running, alone, channel, free_ports, get, one, start, start_again};
+use futures_util::future::join_all;
+
+use crate::running::{
+    Running, alone, channel, free_ports, get, one, start, start_again, together, until,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_put_is_there_after_a_restart() {
@@ -128,6 +132,31 @@ async fn another_cluster_is_not_founded_anew() {
     assert!(!dir.path().join("m2").exists());
 }
 
+/// A cluster is created anew where one is, with another token: members of both
+/// have the same URLs until all are replaced.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_can_be_created_anew_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = together(&dir.path().join("old"), &[]);
+    let first = join_all(old.clone().into_iter().map(start)).await;
+    first[0].put("k", "v").await;
+    let mut starting = Vec::new();
+    for (at, running) in first.into_iter().enumerate() {
+        running.server.stop().await;
+        let mut config = old[at].clone();
+        config.initial_cluster_token = "anew".to_owned();
+        config.data_dir = Some(dir.path().join(format!("new{at}")));
+        starting.push(tokio::spawn(start_again(config)));
+        // It has met those of the old cluster that are still there.
+        let identity = dir.path().join(format!("new{at}"));
+        until(|| async { identity.exists() }).await;
+    }
+    for started in starting {
+        let started = started.await.unwrap();
+        assert_eq!(started.get("k").await, None);
+    }
+}
+
 async fn one_at_a_port() -> ((Running, String), tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let mut config = alone(dir.path());
@@ -159,6 +188,30 @@ async fn who_joins_must_know_whom() {
         "{nameless}"
     );
     assert!(!dir.path().join("m2").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_members_are_heard_at_every_url() {
+    let dir = tempfile::tempdir().unwrap();
+    let urls = free_ports(2).into_iter();
+    let urls: Vec<_> = urls
+        .map(|port| format!("http://127.0.0.1:{port}"))
+        .collect();
+    let mut config = alone(&dir.path().join("m1"));
+    config.listen_peer_urls = urls.join(",");
+    config.initial_advertise_peer_urls.clone_from(&urls[0]);
+    let _first = start(config).await;
+    for url in urls {
+        let mut config = alone(&dir.path().join("m2"));
+        config.name = "m2".to_owned();
+        config.initial_cluster_state = ClusterState::Existing;
+        let own = "http://127.0.0.1:1";
+        config.initial_advertise_peer_urls = own.to_owned();
+        config.initial_cluster = Some(format!("m2={own},default={url}"));
+        // Only who was heard is told that it is no member.
+        let refused = refused(config).await;
+        assert!(refused.contains("etcdctl member add"), "{url}: {refused}");
+    }
 }
 
 /// What counts at the first start only need not be right later.
