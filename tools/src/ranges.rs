@@ -15,8 +15,10 @@ use serde::Serialize;
 use crate::client::{AskError, Endpoints, Peer, answer};
 use crate::members::{Seat, find, list, name, name_of, seats};
 use crate::output::{print, shown};
+#[cfg(test)]
+pub(crate) use view::ReplicaView;
 use view::Told;
-pub(crate) use view::{RangeView, ask_all, merge};
+pub(crate) use view::{RangeView, State, ask_all, merge};
 
 /// What can be asked about ranges.
 #[derive(Subcommand)]

@@ -3,23 +3,89 @@
 //! Kept true: a member that is not reached is in the table too, and is the
 //! reason to end with 2.
 
+mod tolerance;
+
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use clap::Args;
 use futures_util::future::join_all;
-use pontoon_api::pontoonpb::{ListRequest, UnservedRange};
+use pontoon_api::pontoonpb::{ClusterVersion, ListRequest, UnservedRange};
 use serde::Serialize;
 
 use crate::client::{AskError, Endpoints, Peer, answer};
 use crate::members::{Seat, seats};
 use crate::metrics::Page;
 use crate::output::{Side, columns, print, shown, size};
+use crate::ranges::{ask_all, merge};
+use tolerance::FaultTolerance;
 
 #[derive(Args)]
 pub(crate) struct Status {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    members: Vec<Row>,
+    /// Absent if no member knows of ranges, as in an etcd cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault_tolerance: Option<FaultTolerance>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_version: Option<Version>,
+}
+
+/// The version of the cluster, by the member that knows the newest.
+#[derive(Serialize)]
+struct Version {
+    cluster: u32,
+    /// The newest one that a member agrees to, by its name.
+    members: BTreeMap<String, u32>,
+}
+
+impl Version {
+    fn of(rows: &[Row]) -> Option<Self> {
+        let told = rows.iter().filter_map(|row| row.told.as_ref());
+        let known = told.filter_map(|told| told.cluster_version.as_ref());
+        let newest = known.max_by_key(|known| known.cluster)?;
+        let name = |member: u64| {
+            let id = format!("{member:x}");
+            let row = rows.iter().find(|row| row.id == id);
+            row.map_or(id, |row| row.name.clone())
+        };
+        let members = newest.members.iter();
+        Some(Self {
+            cluster: newest.cluster,
+            members: members
+                .map(|told| (name(told.member), told.version))
+                .collect(),
+        })
+    }
+
+    fn line(&self, out: &mut dyn Write) -> io::Result<()> {
+        let cluster = self.cluster;
+        let newest = self.members.values().copied().max().unwrap_or(cluster);
+        let (ahead, behind): (Vec<_>, Vec<_>) = self
+            .members
+            .iter()
+            .partition(|(_, version)| **version > cluster);
+        if ahead.is_empty() {
+            return writeln!(out, "cluster version {cluster}");
+        }
+        let names = |members: &[(&String, &u32)]| {
+            let names: Vec<_> = members.iter().map(|(name, _)| name.as_str()).collect();
+            names.join(", ")
+        };
+        writeln!(
+            out,
+            "cluster version {cluster}: {} would go up to {newest}, {} not",
+            names(&ahead),
+            names(&behind)
+        )
+    }
 }
 
 #[derive(Serialize)]
@@ -56,6 +122,9 @@ struct Told {
     fault: Option<String>,
     /// Ranges placed on it that it does not serve.
     unserved: Vec<Unserved>,
+    /// It is told once, for all.
+    #[serde(skip)]
+    cluster_version: Option<ClusterVersion>,
 }
 
 #[derive(Serialize)]
@@ -82,9 +151,16 @@ impl From<UnservedRange> for Unserved {
 
 pub(crate) async fn run(endpoints: &Endpoints, status: Status) -> Result<(), AskError> {
     let seats = seats(endpoints).await?;
-    let rows = join_all(seats.iter().map(row)).await;
-    print(status.json, &rows[..], table)?;
-    let away = rows.iter().filter_map(|row| {
+    let rows = join_all(seats.iter().map(row));
+    let (members, ranges) = tokio::join!(rows, ask_all(&seats));
+    let ranges = ranges.map(|told| merge(&seats, &told)).unwrap_or_default();
+    let report = Report {
+        fault_tolerance: FaultTolerance::of(&ranges),
+        cluster_version: Version::of(&members),
+        members,
+    };
+    print(status.json, &report, text)?;
+    let away = report.members.iter().filter_map(|row| {
         let reason = row.not_reached.as_ref()?;
         Some(format!("{} ({reason})", row.name))
     });
@@ -114,10 +190,10 @@ async fn told(peer: &Peer) -> Told {
     let ranges = answer(client.list(ListRequest {}));
     let (ranges, page) = tokio::join!(ranges, Page::of(&peer.at));
     // (A real etcd has no ranges to tell of.)
-    let (ranges, condition) = ranges
-        .ok()
-        .map(|list| (list.ranges, list.condition.unwrap_or_default()))
-        .unzip();
+    let (ranges, condition, cluster_version) = match ranges {
+        Ok(list) => (Some(list.ranges), list.condition, list.version),
+        Err(_) => (None, None, None),
+    };
     let condition = condition.unwrap_or_default();
     let led = ranges.as_ref().map(|ranges| {
         let leads = ranges.iter().filter_map(|range| range.here.as_ref());
@@ -143,6 +219,18 @@ async fn told(peer: &Peer) -> Told {
         disk_stalled: condition.disk_stalled,
         fault: Some(condition.fault).filter(|fault| !fault.is_empty()),
         unserved: condition.unserved.into_iter().map(Unserved::from).collect(),
+        cluster_version,
+    }
+}
+
+fn text(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    table(out, &report.members)?;
+    if let Some(tolerance) = &report.fault_tolerance {
+        tolerance.line(out)?;
+    }
+    match &report.cluster_version {
+        Some(version) => version.line(out),
+        None => Ok(()),
     }
 }
 
@@ -240,6 +328,8 @@ fn troubles(out: &mut dyn Write, name: &str, told: &Told) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use pontoon_api::pontoonpb::MemberVersion;
+
     use super::*;
 
     fn told() -> Told {
@@ -259,6 +349,7 @@ mod tests {
             disk_stalled: false,
             fault: None,
             unserved: Vec::new(),
+            cluster_version: None,
         }
     }
 
@@ -276,6 +367,45 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         // Below the head and the member's row.
         text.lines().skip(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_cluster_version_is_the_newest_that_is_known_and_who_holds_it_back_is_named() {
+        let row = |id: u64, cluster: Option<u32>, versions: [u32; 3]| {
+            let members = (1..).zip(versions);
+            let told = Told {
+                cluster_version: cluster.map(|cluster| ClusterVersion {
+                    cluster,
+                    members: members
+                        .map(|(member, version)| MemberVersion { member, version })
+                        .collect(),
+                }),
+                ..told()
+            };
+            Row {
+                id: id.to_string(),
+                name: format!("m{id}"),
+                told: Some(told),
+                not_reached: None,
+            }
+        };
+        let line = |rows: &[Row]| {
+            let mut out = Vec::new();
+            Version::of(rows).unwrap().line(&mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let mixed = [
+            row(1, Some(1), [2, 1, 2]),
+            row(2, None, [1; 3]),
+            row(3, Some(1), [2, 1, 2]),
+        ];
+        assert_eq!(
+            line(&mixed),
+            "cluster version 1: m1, m3 would go up to 2, m2 not\n"
+        );
+        let late = [row(1, Some(1), [2, 1, 2]), row(2, Some(2), [2; 3])];
+        assert_eq!(line(&late), "cluster version 2\n");
+        assert!(Version::of(&[row(1, None, [1; 3])]).is_none());
     }
 
     #[test]

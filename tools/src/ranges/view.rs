@@ -18,7 +18,7 @@ pub(crate) struct Told {
 }
 
 /// A range as the cluster has it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct RangeView {
     pub(crate) id: u64,
     /// Absent: from the first key on.
@@ -41,6 +41,8 @@ pub(crate) struct RangeView {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ReplicaView {
     pub(crate) member: String,
+    /// It has no vote.
+    pub(crate) learner: bool,
     pub(crate) state: State,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) applied_index: Option<u64>,
@@ -114,6 +116,7 @@ fn view(seats: &[Seat], told: &[Told], range: &Range) -> RangeView {
         };
         replicas.push(ReplicaView {
             member: name_of(seats, replica.member),
+            learner: replica.learner,
             state,
             applied_index: here.map(|here| here.applied_index),
             failure: here

@@ -65,6 +65,9 @@ fn a_cluster_is_seen_through_any_of_its_members() {
     }
     assert_eq!(status.matches("  leader  ").count(), 1, "{status}");
     assert!(status.contains("io of m1, m2, m3: "), "{status}");
+    cluster.until(&["status"], |status| {
+        status.contains("\ntolerates 1 member failure\n")
+    });
     // A leader that leads one range hands it to one that leads none.
     let spread = |list: &str| {
         let ranges = json(list);
@@ -119,6 +122,8 @@ fn a_cluster_is_seen_through_any_of_its_members() {
         left.err
     );
     assert_eq!(row(&left.out, "m1")[2..], ["not", "reached"]);
+    let weaker = "\ntolerates 1 member failure, 0 now: range 0 has 2 of 3 voters\n";
+    assert!(left.out.contains(weaker), "{}", left.out);
     let led = |list: &str| !list.contains("none") && row(list, "0")[3] != "m1";
     let list = cluster.until(&["ranges", "list"], led);
     assert!(list.contains("m1(not reached) m2 m3"), "{list}");

@@ -1,13 +1,13 @@
 //! Real servers, in this process or as processes, and `pontoonctl` against them.
 
 use std::io::Write as _;
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use pontoon_server::{Config, Parsed, Server, parse};
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,7 +24,7 @@ fn as_pontoon() {
         return;
     };
     let arguments = arguments.split_whitespace().map(str::to_owned);
-    let Ok(Parsed::Run(config, _)) = parse(arguments, std::iter::empty()) else {
+    let Ok(Parsed::Run(config, _)) = parse(Config::default(), arguments, std::iter::empty()) else {
         panic!("it is not to be run");
     };
     Runtime::new().unwrap().block_on(async {
@@ -156,6 +156,15 @@ pub(crate) fn run(command: &mut Command, input: &[u8]) -> Answer {
     }
 }
 
+/// Whether nobody listens there. It doesn't listen itself: a process that is
+/// being started beside this would inherit the listener until it runs its
+/// program, and the port would be taken meanwhile.
+fn is_free(port: &u16) -> bool {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(([127, 0, 0, 1], *port).into()).is_ok()
+}
+
 /// Ports that nobody has now. They are below those that the system gives away,
 /// so nobody gets them by chance before they are used.
 pub(crate) fn free_ports(count: usize) -> Vec<u16> {
@@ -166,6 +175,5 @@ pub(crate) fn free_ports(count: usize) -> Vec<u16> {
         let number = start.wrapping_add(NEXT.fetch_add(1, Relaxed));
         10_000 + (number % 20_000) as u16
     });
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     ports.filter(is_free).take(count).collect()
 }
