@@ -193,21 +193,26 @@ func (r *run) awaitKey(key string) error {
 	return r.call(readAll)
 }
 
-// pieces has more in one go than fits a response.
+// pieces has a revision that doesn't fit a response.
 func (r *run) pieces() error {
-	from := r.revision + 1
 	for i := range 8 {
 		value := bytes.Repeat([]byte("x"), 700_000)
-		if err := r.put(fmt.Sprintf("%c-large", letters[i%len(letters)]), string(value), 0); err != nil {
+		if err := r.put(fmt.Sprintf("large-%d", i), string(value), 0); err != nil {
 			return err
 		}
+	}
+	from := r.revision + 1
+	deletion := &pb.DeleteRangeRequest{Key: []byte("large-"), RangeEnd: []byte("large.")}
+	if err := r.call(call{method: "/etcdserverpb.KV/DeleteRange", request: deletion}); err != nil {
+		return err
 	}
 	p, err := r.openPair()
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	create := &pb.WatchCreateRequest{Key: []byte{0}, RangeEnd: []byte{0}, StartRevision: from, Fragment: true}
+	create := &pb.WatchCreateRequest{Key: []byte{0}, RangeEnd: []byte{0}, StartRevision: from,
+		PrevKv: true, Fragment: true}
 	if _, err := r.oracle.through(r.revision); err != nil {
 		return err
 	}
@@ -231,12 +236,6 @@ func (r *run) pieces() error {
 	}
 	if fmt.Sprint(cut[0]) != fmt.Sprint(cut[1]) || len(cut[0]) < 2 {
 		return fmt.Errorf("events in each piece: etcd %v, pontoon %v", cut[0], cut[1])
-	}
-	for i := range len(letters) {
-		request := &pb.DeleteRangeRequest{Key: []byte(fmt.Sprintf("%c-large", letters[i]))}
-		if err := r.call(call{method: "/etcdserverpb.KV/DeleteRange", request: request}); err != nil {
-			return err
-		}
 	}
 	return nil
 }
