@@ -52,7 +52,7 @@ impl Cluster {
     pub(crate) fn start(members: usize, splits: &[&'static str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let runtime = Runtime::new().unwrap();
-        let ports = free_ports(2 * members);
+        let ports = free_ports(2 * members as u16);
         let url = |at: usize| format!("http://127.0.0.1:{}", ports[at]);
         let cluster = (0..members).map(|at| format!("m{}={}", at + 1, url(members + at)));
         let cluster: Vec<_> = cluster.collect();
@@ -165,15 +165,20 @@ fn is_free(port: &u16) -> bool {
     socket.bind(([127, 0, 0, 1], *port).into()).is_ok()
 }
 
-/// Ports that nobody has now. They are below those that the system gives away,
-/// so nobody gets them by chance before they are used.
-pub(crate) fn free_ports(count: usize) -> Vec<u16> {
+/// Ports in a row that nobody has now, and that no other call returns. They are
+/// below those that the system assigns, so no connection takes them meanwhile.
+pub(crate) fn free_ports(count: u16) -> Vec<u16> {
+    const FIRST: u16 = 10_000;
+    const SPAN: u16 = 20_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Other processes look for some too.
+    // Test binaries that run side by side begin at different places.
     let start = std::process::id().wrapping_mul(97);
-    let ports = std::iter::repeat_with(|| {
-        let number = start.wrapping_add(NEXT.fetch_add(1, Relaxed));
-        10_000 + (number % 20_000) as u16
-    });
-    ports.filter(is_free).take(count).collect()
+    loop {
+        let number = start.wrapping_add(NEXT.fetch_add(count.into(), Relaxed));
+        let first = FIRST + (number % u32::from(SPAN)) as u16;
+        let ports: Vec<_> = (first..first + count).collect();
+        if ports.iter().all(is_free) {
+            return ports;
+        }
+    }
 }
