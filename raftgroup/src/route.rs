@@ -3,6 +3,7 @@
 //! Kept true: work is sent again only if it is certain that it was not done,
 //! or if it changes nothing; and never after its deadline.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -160,19 +161,15 @@ impl Inner {
     ) -> Result<Done, Undone> {
         let read_only = matches!(work, Work::Read { .. });
         let repeatable = read_only || matches!(work, Work::Count { .. });
-        let mut hint = None;
         loop {
-            let outcome = self
-                .work_at(hint.take(), group, map, work.clone(), deadline)
-                .await;
+            let outcome = self.work_once(group, map, work.clone(), deadline).await;
             match outcome {
                 Ok(done) => {
                     self.acknowledge(group, &done, read_only, deadline).await;
                     return Ok(done);
                 }
                 Err(Declined::Moved) => return Err(Undone::Moved),
-                Err(Declined::NotLeader(leader)) => hint = leader,
-                Err(Declined::Again) => {}
+                Err(Declined::NotLeader(_) | Declined::Again) => {}
                 Err(Declined::Unknown) if repeatable => {}
                 Err(Declined::Unknown) if Instant::now() >= deadline => {
                     return Err(Failure::TimedOut.into());
@@ -186,7 +183,9 @@ impl Inner {
         }
     }
 
-    /// Has work done by the leader of a group, if this node knows it.
+    /// Has work done by the leader of a group, if this node knows it or is told.
+    /// A node that declines because it doesn't lead the group had no effect, so
+    /// the next one is asked, each at most once.
     pub(crate) async fn work_once(
         self: &Arc<Self>,
         group: GroupId,
@@ -194,65 +193,78 @@ impl Inner {
         work: Work,
         deadline: Instant,
     ) -> Outcome {
-        let first = self.work_at(None, group, map, work.clone(), deadline).await;
-        match first {
-            Err(Declined::NotLeader(Some(leader))) => {
-                self.work_at(Some(leader), group, map, work, deadline).await
+        let mut asked = BTreeSet::new();
+        let mut hint = None;
+        while let Some(node) = self.whom_to_ask(group, hint, &asked) {
+            asked.insert(node);
+            let outcome = self.work_at(node, group, map, work.clone(), deadline).await;
+            match outcome {
+                Err(Declined::NotLeader(leader)) => hint = leader,
+                outcome => return outcome,
             }
-            outcome => outcome,
+        }
+        Err(Declined::NotLeader(None))
+    }
+
+    /// The leader of a group, as far as this node knows or `hint` says; or else,
+    /// where the replica here can't know it, a voter that may. One whose disk
+    /// hangs, or that is cut off, doesn't. `None` if there is nobody left.
+    fn whom_to_ask(
+        &self,
+        group: GroupId,
+        hint: Option<NodeId>,
+        asked: &BTreeSet<NodeId>,
+    ) -> Option<NodeId> {
+        let replica = self.counted_replica(group);
+        let known = replica.as_ref().and_then(|replica| replica.group.leader());
+        let mut leaders = [hint, known].into_iter().flatten();
+        match leaders.find(|leader| !asked.contains(leader)) {
+            Some(leader) if leader == self.me => replica.map(|_| leader),
+            // A suspected one would not answer; another will lead soon.
+            Some(leader) => self.link.is_alive(leader).then_some(leader),
+            None if replica.is_none() || self.health.is_stalled() => {
+                self.some_other_voter(group, asked)
+            }
+            None => None,
         }
     }
 
-    /// Has work done by a node that leads a group, if it does.
+    /// The replica here, unless the map places the group elsewhere: that one may
+    /// not be counted any more, and then hears of no leader. If it leads, it is
+    /// counted.
+    fn counted_replica(&self, group: GroupId) -> Option<Arc<Replica>> {
+        let replica = self.replica(group)?;
+        let counts = self.is_placed_here(group) || replica.group.leader() == Some(self.me);
+        counts.then_some(replica)
+    }
+
+    /// Has work done by a node, if it leads the group.
     async fn work_at(
         self: &Arc<Self>,
-        hint: Option<NodeId>,
+        node: NodeId,
         group: GroupId,
         version: u64,
         work: Work,
         deadline: Instant,
     ) -> Outcome {
-        // One that the map places elsewhere may not be counted any more, and
-        // then hears of no leader; unless it is one itself.
-        let counts = |replica: &Arc<Replica>| {
-            self.is_placed_here(group) || replica.group.leader() == Some(self.me)
-        };
-        let replica = self.replica(group).filter(counts);
-        let known = replica.as_ref().and_then(|replica| replica.group.leader());
-        match (hint.or(known), &replica) {
-            (Some(leader), Some(replica)) if leader == self.me => {
-                self.work_here(replica, work, deadline).await
-            }
-            (Some(leader), _) if leader != self.me && !self.link.is_alive(leader) => {
-                // It would not answer; another will lead soon.
-                Err(Declined::NotLeader(None))
-            }
-            (Some(leader), _) if leader != self.me => {
-                let forward = Forward {
-                    group,
-                    map: version,
-                    work,
-                };
-                let outcome = self.work_there(leader, forward, deadline).await;
-                if let (Err(Declined::NotLeader(_)), Some(replica)) = (&outcome, &replica) {
-                    // Nobody may lead it, and a quiet group would never notice.
-                    self.wake_without(leader, replica);
-                }
-                outcome
-            }
-            (None, _) if replica.is_none() || self.health.is_stalled() => {
-                let Some(voter) = self.some_other_voter(group) else {
-                    return Err(Declined::NotLeader(None));
-                };
-                let forward = Forward {
-                    group,
-                    map: version,
-                    work,
-                };
-                self.work_there(voter, forward, deadline).await
-            }
-            _ => Err(Declined::NotLeader(None)),
+        let replica = self.counted_replica(group);
+        if node == self.me {
+            return match &replica {
+                Some(replica) => self.work_here(replica, work, deadline).await,
+                None => Err(Declined::NotLeader(None)),
+            };
         }
+        let forward = Forward {
+            group,
+            map: version,
+            work,
+        };
+        let outcome = self.work_there(node, forward, deadline).await;
+        if let (Err(Declined::NotLeader(_)), Some(replica)) = (&outcome, &replica) {
+            // Nobody may lead it, and a quiet group would never notice.
+            self.wake_without(node, replica);
+        }
+        outcome
     }
 
     /// Whether the map, if it is known, places a group on this node.
@@ -265,7 +277,7 @@ impl Inner {
 
     /// A voter of a group that may know who leads it, where the replica here
     /// doesn't: there is none, it is on its way out, or its disk stalls.
-    fn some_other_voter(&self, group: GroupId) -> Option<NodeId> {
+    fn some_other_voter(&self, group: GroupId, asked: &BTreeSet<NodeId>) -> Option<NodeId> {
         let map = self.cluster.borrow().map.clone()?;
         let voters = map.placed(group)?.voters.iter();
         let mut others: Vec<_> = voters.filter(|voter| **voter != self.me).collect();
@@ -273,6 +285,7 @@ impl Inner {
         if others.iter().any(|voter| self.link.is_alive(**voter)) {
             others.retain(|voter| self.link.is_alive(**voter));
         }
+        others.retain(|voter| !asked.contains(voter));
         match others.len() {
             0 => None,
             count => Some(*others[self.scope.random() as usize % count]),

@@ -4,6 +4,8 @@
 //! Kept true:
 //! - Nothing is asked of the sequencer before every participant holds its
 //!   latch and has its effects.
+//! - Nobody waits for the replicas of a client's node while latches are held: its
+//!   disk may hang. (Who revokes a lease leads the root group.)
 //! - It is tried again only if it is certain that nothing was done; committed
 //!   means that every participant's prepare is committed.
 
@@ -19,7 +21,7 @@ use super::plan::{Path, Plan};
 use super::{Fate, Hold, Part, Participant, TxnAnswered, TxnAsk, TxnAsked, TxnId, TxnWork, as_txn};
 use crate::error::Failure;
 use crate::lead::{forbidden, is_read_only};
-use crate::lease::{LeaseName, gone_step};
+use crate::lease::{LeaseAnswered, LeaseName, LeaseWork, gone_step};
 use crate::map::RangeMap;
 use crate::message::{Answered, Declined, Message, Outcome, Work};
 use crate::node::Inner;
@@ -408,19 +410,25 @@ impl Inner {
         }
     }
 
-    /// A refusal by what a participant knew of leases counts only if this node,
-    /// once it knows all that was acknowledged, knows no better (rule 15).
+    /// A refusal by what a participant knew of leases counts only if the root
+    /// group's leader knows no better (rule 15). The replica here would do, too,
+    /// once it has caught up; but its disk may hang, and others wait for the
+    /// latches meanwhile.
     async fn refusal(self: &Arc<Self>, reject: Reject, path: &Path<'_>) -> Tried {
         if reject != Reject::LeaseNotFound {
             return Tried::Failed(reject.into());
         }
-        if let Err(tried) = self.know_root().await {
-            return tried;
-        }
-        let mut named = path.leases();
-        match named.all(|lease| self.leases.alive(lease).is_some()) {
-            true => Tried::Again,
-            false => Tried::Failed(reject.into()),
+        let asked = path.leases().map(|id| {
+            let work = Work::Lease(LeaseWork::Status { id });
+            self.txn_once(GroupId::ROOT, work, self.soon())
+        });
+        let is_gone = |outcome: Outcome| {
+            let answer = outcome.map(|done| done.answer);
+            answer == Ok(Answered::Lease(LeaseAnswered::Status(None)))
+        };
+        match join_all(asked).await.into_iter().any(is_gone) {
+            true => Tried::Failed(reject.into()),
+            false => Tried::Again,
         }
     }
 

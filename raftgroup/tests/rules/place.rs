@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use pontoon_engine::{Op, Reject, Txn};
 use pontoon_raftgroup::{Failure, GroupId, MemberReject, NodeId};
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate, until, use_all};
+use crate::cluster::{
+    Client, Cluster, LONG, ROOT, SHORT, pause, put, range, revision, simulate, until, use_all,
+};
 use crate::split::split;
 use crate::txn::move_one;
 
@@ -87,6 +90,51 @@ fn with_three_replicas_requests_work_from_every_member() {
             assert_eq!(here.kvs[0].value, (10 + id).to_string());
             let lease = node.lease_grant(0, 60, LONG).await.expect("granted");
             node.lease_revoke(lease.id, LONG).await.expect("revoked");
+        }
+    });
+}
+
+/// A member without a replica asks the voters who leads. One whose disk hangs
+/// doesn't know; then another one is asked, also for what is sent only once. A
+/// latch that a refused transaction doesn't let go of would hold the next write
+/// up until it expires.
+#[test]
+fn with_three_replicas_a_voter_that_knows_no_leader_holds_nobody_up() {
+    simulate(async {
+        let cluster = Cluster::start_with(5, &["m"], |config| config.replicas = 3).await;
+        let group = GroupId(1);
+        let map = cluster.node(1).map().expect("it is known");
+        let voters = map.placed(group).expect("it is placed").voters.clone();
+        let outsider = (1..=5).find(|id| !voters.contains(&NodeId(*id)));
+        let outsider = cluster.node(outsider.expect("there are five"));
+        let [hangs, others @ ..] = &voters[..] else {
+            panic!("{voters:?}");
+        };
+        let others: Vec<_> = others.iter().map(|id| id.0).collect();
+        cluster.lead(ROOT, others[0]).await;
+        cluster.lead(group, hangs.0).await;
+        let old = outsider.put("a", "0").await;
+        let floor = outsider.put("n", "0").await;
+        let compacted = outsider.compact(revision(floor), LONG).await;
+        compacted.expect("it is compacted");
+        cluster.disk(hangs.0).hang();
+        outsider.put("n", "1").await;
+        let leader = cluster.until_led_among(group, &others).await;
+        let mut at_old = range("a");
+        at_old.revision = old;
+        let refused = Txn {
+            success: vec![
+                Op::Put(put("a", "2")),
+                Op::Put(put("n", "2")),
+                Op::Range(at_old),
+            ],
+            ..Txn::default()
+        };
+        for _ in 0..20 {
+            let outcome = outsider.txn(refused.clone(), LONG).await;
+            assert_eq!(outcome, Err(Failure::Reject(Reject::Compacted)));
+            let done = cluster.node(leader).put_within("n", "3", SHORT).await;
+            assert!(done.is_ok(), "{done:?}");
         }
     });
 }

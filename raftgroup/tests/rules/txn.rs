@@ -7,11 +7,11 @@ use pontoon_engine::{
     Answer, Compare, DeleteRange, KeyRange, Op, Operand, Put, Range, RangeAnswer, Reject, Relation,
     Request, Revision, Txn,
 };
-use pontoon_raftgroup::{Failure, GroupId, Node, NodeId, Timing, Watch};
+use pontoon_raftgroup::{Condition, Failure, GroupId, Node, NodeId, Timing, Watch};
 use tokio::task::spawn_local;
 use tokio::time::Instant;
 
-use crate::cluster::{Client, Cluster, LONG, ROOT, pause, simulate, use_all};
+use crate::cluster::{Client, Cluster, LONG, ROOT, SHORT, pause, simulate, use_all};
 
 fn put(key: &'static str, value: &'static str) -> Op {
     Op::Put(Put {
@@ -96,6 +96,49 @@ fn rule_12_a_transaction_whose_sequencer_is_gone_is_tried_again() {
         assert!(done.is_ok(), "{done:?}");
         let bound = 2 * Timing::default().election_max + Duration::from_secs(1);
         assert!(begun.elapsed() <= bound, "it took {:?}", begun.elapsed());
+    });
+}
+
+/// The coordinator's own replicas don't catch up. What it has to find out under
+/// latches it asks those who know, so its disk holds nobody else up.
+#[test]
+fn rule_12_a_coordinator_whose_disk_hangs_holds_nobody_up() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        for group in [ROOT, GroupId(1), GroupId(2)] {
+            cluster.lead(group, 1).await;
+        }
+        cluster.disk(3).hang();
+        let node = cluster.node(1);
+        while cluster.node(3).condition() != Condition::Stalled {
+            use_all(&node, &["a", "g", "n"]).await;
+        }
+        // Of this it will hear nothing before it has answered for the rest.
+        let lease = node.lease_grant(0, 60, LONG).await;
+        let lease = lease.expect("it is granted").id;
+        let revoked = node.lease_revoke(lease, LONG).await;
+        revoked.expect("it is revoked");
+        let coordinator = cluster.node(3);
+        let refused = spawn_local(async move {
+            let revoked = Op::Put(Put {
+                key: Bytes::from("n"),
+                lease,
+                ..Put::default()
+            });
+            let txn = Txn {
+                success: vec![put("g", "1"), revoked],
+                ..Txn::default()
+            };
+            coordinator.txn(txn, LONG).await
+        });
+        for _ in 0..100 {
+            let done = node.put_within("n", "1", SHORT).await;
+            assert!(done.is_ok(), "{done:?}");
+            pause(20).await;
+        }
+        cluster.disk(3).resume();
+        let refused = refused.await.expect("it ends");
+        assert_eq!(refused, Err(Failure::Reject(Reject::LeaseNotFound)));
     });
 }
 

@@ -185,6 +185,7 @@ async fn inflict(sim: Rc<Sim>, fault: Fault, mut rng: Rng) {
                 .await;
             disk.resume();
             sim.hung.borrow_mut().remove(&node);
+            sim.hung_until.borrow_mut().insert(node, Instant::now());
             sim.recovers(illness);
         }
         Fault::Starved => starve(&sim, node, Rng::new(rng.next_u64())).await,

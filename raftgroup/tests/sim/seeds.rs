@@ -42,6 +42,8 @@ pub(crate) struct Sim {
     pub(crate) damaged: RefCell<BTreeSet<NodeId>>,
     /// Nodes whose disks hang, since when.
     pub(crate) hung: RefCell<BTreeMap<NodeId, Instant>>,
+    /// Nodes whose disks have hung, until when.
+    pub(crate) hung_until: RefCell<BTreeMap<NodeId, Instant>>,
     /// Members that were asked to be removed.
     pub(crate) leaving: RefCell<BTreeSet<NodeId>>,
     /// Held by who takes a vote away.
@@ -166,6 +168,7 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
         tainted: RefCell::default(),
         damaged: RefCell::default(),
         hung: RefCell::default(),
+        hung_until: RefCell::default(),
         leaving: RefCell::default(),
         peril: tokio::sync::Mutex::default(),
         enough: Cell::new(false),

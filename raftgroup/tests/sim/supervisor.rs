@@ -33,6 +33,7 @@ pub(crate) fn end(sim: &Sim, id: NodeId, ending: Ending) {
     sim.history.borrow_mut().count("node ended");
     sim.cluster.end(id, ending);
     sim.hung.borrow_mut().remove(&id);
+    sim.hung_until.borrow_mut().remove(&id);
     sim.is_well_again(id);
 }
 
@@ -94,7 +95,11 @@ fn supervise(sim: &Rc<Sim>, id: NodeId) {
         };
         sim.trace
             .say(format_args!("node {id}"), format_args!("exits: {fault}"));
-        let hung = sim.hung.borrow().contains_key(&id);
+        // What waited for the disk is not durable in the instant in which the disk
+        // comes back, and never if the file system is read-only by then.
+        let hung_until = sim.hung_until.borrow().get(&id).copied();
+        let hung = sim.hung.borrow().contains_key(&id)
+            || hung_until.is_some_and(|until| until.elapsed() < HANG_SHOWS);
         sim.history.borrow_mut().count(match hung {
             true => "node exited by itself, its disk hung",
             false => "node exited by itself",
@@ -113,7 +118,7 @@ const STOPS_OR_IS_REBUILT: &str = "A failed replica stops its node or is rebuilt
 
 const LEADS_NOTHING: &str = "A node whose disk hangs leads nothing.";
 
-/// What was under way when a disk began to hang is over after this.
+/// What was under way when a disk began to hang, or came back, is over after this.
 const HANG_SHOWS: Duration = Duration::from_millis(500);
 
 /// Counts leaders and snapshots, and sees that nodes don't live on with

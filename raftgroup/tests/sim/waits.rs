@@ -1,7 +1,7 @@
 //! How long clients wait, and what may hold them up.
 //!
-//! Kept true: while a quorum of the voters is up and well and messages arrive,
-//! no request through a member that is up and well waits longer than two
+//! Kept true: while of each group's voters a quorum is up and well and messages
+//! arrive, no request through a member that is up and well waits longer than two
 //! election timeouts and a second after the last cause, and no range serves
 //! nobody for longer.
 //!
@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | messages get lost, because nodes are cut off or by chance | everybody | to the end of the run: the simulated network keeps the connection, which TCP would not, and some calls wait long for an answer that doesn't come |
 //! | messages are repeated or slow, and the time that slow ones take to arrive; a disk is slow; a member is starved of processor time; members change | everybody | as long as it does |
-//! | no quorum of the voters is up and well | everybody | as long as it does |
+//! | of some group's voters no quorum is up and well | everybody: what a transaction over groups has prepared in another group waits for this one, and others wait for that | as long as it does |
 //! | a member starts or ends, its disk begins or ceases to fail or to hang, one of its replicas is found damaged or is whole again, a leader hands over, a connection breaks | everybody | an instant |
 //! | a member's disk fails or hangs, or one of its replicas is rebuilt | requests through it | until it is well or ends |
 //!
@@ -26,7 +26,6 @@ use std::time::Duration;
 use pontoon_engine::{Answer, Request};
 use pontoon_raftgroup::{Failure, NodeId, Timing};
 
-use crate::changes::members;
 use crate::cluster::Shape;
 use crate::history::{Asked, History, Operation, Outcome};
 use crate::seeds::Sim;
@@ -150,7 +149,7 @@ impl Sim {
     /// Something has happened that could hold anybody up.
     pub(crate) fn cause(&self) {
         let now = self.trace.now();
-        let there_is_quorum = self.has_quorum();
+        let there_is_quorum = self.has_quorums();
         let causes = &mut self.history.borrow_mut().causes;
         causes.instant(now);
         causes.set_quorum(now, there_is_quorum);
@@ -203,22 +202,23 @@ impl Sim {
         self.cause();
     }
 
-    fn has_quorum(&self) -> bool {
-        let voters: Vec<_> = match self.plan.changes {
-            0 => self.cluster.shape.ids().collect(),
-            _ => {
-                let members = members(self).into_iter();
-                let voters = members.filter(|(_, member)| !member.learner);
-                voters.map(|(id, _)| id).collect()
-            }
-        };
+    /// Whether of each group's voters a quorum is up and well. (Where a group is
+    /// on three of five nodes, a quorum of the nodes is not enough.)
+    fn has_quorums(&self) -> bool {
         let causes = &self.history.borrow().causes;
-        let well = voters.iter().filter(|id| {
-            self.cluster.is_running(**id)
-                && causes.is_well(**id)
+        let is_well = |id: &NodeId| {
+            self.cluster.is_running(*id)
+                && causes.is_well(*id)
                 && !self.damaged.borrow().contains(id)
-        });
-        2 * well.count() > voters.len()
+        };
+        let has_quorum = |voters: &[NodeId]| {
+            let well = voters.iter().filter(|id| is_well(id));
+            2 * well.count() > voters.len()
+        };
+        match self.cluster.map() {
+            Some(map) => map.ranges().all(|(placed, _)| has_quorum(&placed.voters)),
+            None => has_quorum(&self.cluster.shape.ids().collect::<Vec<_>>()),
+        }
     }
 }
 
