@@ -25,6 +25,9 @@ const FILES: [&str; 10] = [
 /// Fields whose name would become unreadable in Rust (`peer_ur_ls`).
 const RENAMED: [(&str, &str); 2] = [("peerURLs", "peer_urls"), ("clientURLs", "client_urls")];
 
+/// How messages become bytes.
+const CODEC: &str = "crate::codec::ExactCodec";
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let mut files = protox::compile(FILES, ["proto"])?;
@@ -34,12 +37,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let encoded = with_encoded_events(&files);
     tonic_prost_build::configure()
         .bytes(".")
+        .codec_path(CODEC)
         .build_transport(false)
         .compile_fds(files)?;
     let dir = out("encoded")?;
     fs::create_dir_all(&dir)?;
     let mut config = tonic_prost_build::configure()
         .bytes(".")
+        .codec_path(CODEC)
         .build_client(false)
         .build_transport(false)
         .out_dir(dir);

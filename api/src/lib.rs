@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod codec;
 mod errors;
 
 pub use errors::{

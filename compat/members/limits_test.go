@@ -32,24 +32,28 @@ func resident(t *testing.T, m *clusters.Member) (bytes int64) {
 	return bytes << 10
 }
 
+// allowFiles lets this process have as many connections as the system allows.
+func allowFiles(t testing.TB) {
+	t.Helper()
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	limit.Cur = limit.Max
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+}
+
 const connections = 10_000
 
 // Connections that only stay cost little.
 func TestIdleConnections(t *testing.T) {
-	var limit syscall.Rlimit
-	fine(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
-	limit.Cur = limit.Max
-	fine(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	allowFiles(t)
 	cluster := start(t, 1)
 	m := cluster.Members[0]
 	client := connect(t, endpoints(m))
-	put := func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		_, err := client.Put(ctx, "a", "1")
-		fine(t, err)
-	}
-	put()
+	put(t, client, "a", "1")
 	before := resident(t, m)
 	for range connections {
 		conn, err := net.Dial("tcp", m.Endpoint())
@@ -63,7 +67,7 @@ func TestIdleConnections(t *testing.T) {
 		_, err = io.ReadFull(conn, head)
 		fine(t, err)
 	}
-	put()
+	put(t, client, "a", "1")
 	each := (resident(t, m) - before) / connections
 	t.Logf("%d bytes for each of %d connections", each, connections)
 	if each > 64<<10 {

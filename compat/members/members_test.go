@@ -21,7 +21,7 @@ import (
 const splits = "--initial-splits=c,g,j,m,p,s,w"
 const groups = 8
 
-func start(t *testing.T, count int, flags ...string) *clusters.Cluster {
+func start(t testing.TB, count int, flags ...string) *clusters.Cluster {
 	t.Helper()
 	binary := os.Getenv("PONTOON")
 	if binary == "" {
@@ -35,7 +35,7 @@ func start(t *testing.T, count int, flags ...string) *clusters.Cluster {
 	return cluster
 }
 
-func connect(t *testing.T, endpoints []string) *clientv3.Client {
+func connect(t testing.TB, endpoints []string) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:   endpoints,
@@ -54,7 +54,7 @@ func endpoints(members ...*clusters.Member) (endpoints []string) {
 	return endpoints
 }
 
-func fine(t *testing.T, err error) {
+func fine(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

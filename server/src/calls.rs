@@ -37,6 +37,16 @@ macro_rules! rpcs {
             $($name,)*
         }
 
+        impl Shape {
+            /// The shape of the method with this path; unary if there is none.
+            pub(crate) fn of(path: &str) -> Self {
+                match path {
+                    $(concat!("/", $service, "/", $method) => Self::$shape,)*
+                    _ => Self::Unary,
+                }
+            }
+        }
+
         impl Rpc {
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)*];
 

@@ -215,7 +215,7 @@ impl Default for Config {
             quota_bytes: 0,
             request_bytes_max: 1_572_864,
             txn_ops_max: 128,
-            streams_max: 512,
+            streams_max: 200,
             learners_max: 1,
             strict_reconfig: true,
             progress_notify: Duration::from_secs(600),

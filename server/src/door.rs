@@ -1,6 +1,9 @@
 //! Where clients come in: every service behind one port, gRPC and HTTP alike.
 //!
-//! Kept true: what no service answers is answered as etcd's library does.
+//! Kept true:
+//! - What no service answers is answered as etcd's library does.
+//! - Every call is counted for its connection (`bounds.rs`), from its headers to
+//!   the end of its response.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response, header};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -31,6 +34,10 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::{Code, Status};
 
+use crate::bounds::{
+    ConnectionBounds, OpenCall, ProcessBounds, RequestBody, ResponseBody, ResponseKind,
+};
+use crate::calls::Shape;
 use crate::cluster::ClusterService;
 use crate::config::Config;
 use crate::election::ElectionService;
@@ -54,8 +61,11 @@ use crate::watch::WatchService;
 const MARGIN_BYTES: usize = 512 << 10;
 /// How much a client may send of a call before it is read.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// The same of all its calls: the transport holds what isn't read.
-const CONNECTION_WINDOW_BYTES: u32 = 128 << 10;
+/// The same of all its calls: the transport holds what isn't read. h2 closes a
+/// connection on which half of this is overhead of small frames, so it is twice
+/// what a small frame on each stream may cost (256 bytes), at least.
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
+const CONNECTION_WINDOW_BYTES_MAX: u32 = 16 << 20;
 /// Headers of a call.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// Answers of a call that the transport takes before they can be sent.
@@ -73,6 +83,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 struct Services {
     host: Arc<Host>,
+    /// Bytes of the largest request, in messages of the transport.
+    request_bytes_max: usize,
     kv: KvServer<KvService>,
     watch: WatchServer<WatchService>,
     lease: LeaseServer<LeaseService>,
@@ -104,6 +116,13 @@ pub(crate) struct Door {
     behind: Behind,
     /// As many connections as there may be, for all doors together.
     places: Arc<Semaphore>,
+    bounds: Arc<ProcessBounds>,
+}
+
+/// The service of one connection.
+struct Connection {
+    door: Door,
+    connection: Arc<ConnectionBounds>,
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -122,6 +141,7 @@ impl Door {
         Self {
             services: Arc::new(Services {
                 host: at(),
+                request_bytes_max: bytes_max,
                 kv: limited!(KvServer, KvService),
                 watch: limited!(WatchServer, WatchService),
                 lease: limited!(LeaseServer, LeaseService),
@@ -134,6 +154,7 @@ impl Door {
             }),
             behind: Behind::All,
             places: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
+            bounds: Arc::clone(&host.bounds),
         }
     }
 
@@ -161,7 +182,7 @@ impl Door {
             .auto_date_header(false)
             .max_concurrent_streams(config.streams_max)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_connection_window_size(connection_window_bytes(config.streams_max))
             .max_header_list_size(HEADER_BYTES_MAX)
             .max_send_buf_size(SEND_BUFFER_BYTES)
             .keep_alive_interval(config.keepalive_interval)
@@ -216,11 +237,21 @@ impl Door {
         let traffic = Arc::clone(&self.services.host.traffic);
         let stream = Calm::new(Counted::new(stream, traffic), ping_min);
         let stream = TokioIo::new(Gathered::new(stream));
-        let connection = builder.serve_connection_with_upgrades(stream, self);
+        let bounds = self.bounds.connect();
+        let service = Connection {
+            door: self,
+            connection: Arc::clone(&bounds),
+        };
+        let connection = builder.serve_connection_with_upgrades(stream, service);
         let connection = graceful.watch(connection.into_owned());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!("a connection ended: {error}");
+            tokio::select! {
+                ended = connection => {
+                    if let Err(error) = ended {
+                        tracing::debug!("a connection ended: {error}");
+                    }
+                }
+                () = bounds.closed() => tracing::debug!("a stalled connection is closed"),
             }
             drop(place);
         });
@@ -262,29 +293,63 @@ impl ConnectionConfig {
     }
 }
 
-impl hyper::service::Service<Request<Incoming>> for Door {
+impl hyper::service::Service<Request<Incoming>> for Connection {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Answer;
 
     fn call(&self, request: Request<Incoming>) -> Answer {
+        let behind = self.door.behind;
         let is_grpc = is_grpc(request.headers());
-        if !is_grpc || matches!(self.behind, Behind::Http | Behind::Metrics) {
-            let services = Arc::clone(&self.services);
-            let behind = self.behind;
+        let call = match self.connection.open(request.headers()) {
+            Ok(call) => call,
+            Err(status) => {
+                let refused = match is_grpc {
+                    true => status.into_http(),
+                    false => endpoints::overloaded(),
+                };
+                return Box::pin(async move { Ok(refused) });
+            }
+        };
+        if !is_grpc || matches!(behind, Behind::Http | Behind::Metrics) {
+            let services = Arc::clone(&self.door.services);
             let (head, _) = request.into_parts();
-            return Box::pin(
-                async move { Ok(endpoints::serve(&services.host, &head, behind).await) },
-            );
+            return Box::pin(async move {
+                let room = call.expect(ResponseKind::Page).await;
+                let answer = endpoints::serve(&services.host, &head, behind).await;
+                let bytes = answer.body().size_hint().lower() as usize;
+                call.learn(ResponseKind::Page, bytes);
+                room.fill(bytes);
+                Ok(answer.map(|body| Body::new(ResponseBody::new(body, call, false))))
+            });
         }
+        self.door.call(request, call)
+    }
+}
+
+impl Door {
+    /// Dispatches a call to its service.
+    fn call(&self, request: Request<Incoming>, call: Arc<OpenCall>) -> Answer {
         let path = request.uri().path().to_owned();
         let service = path.strip_prefix('/').and_then(|path| path.split_once('/'));
         let service = service.map_or("", |(service, _)| service);
         let services = &self.services;
+        let shape = Shape::of(&path);
+        let is_stream = shape != Shape::Unary;
+        let is_bidi = shape == Shape::BidiStream;
+        let bytes_max = services.request_bytes_max;
+        let mut request =
+            request.map(|body| RequestBody::new(body, Arc::clone(&call), is_bidi, bytes_max));
+        if is_stream || service == "etcdserverpb.KV" {
+            request.extensions_mut().insert(Arc::clone(&call));
+        }
         macro_rules! to {
             ($server:ident) => {{
                 let answer = services.$server.clone().call(request);
-                Box::pin(async move { answer.await.map(|answer| polished(answer, &path)) })
+                Box::pin(async move {
+                    let answer = polished(answer.await?, &path);
+                    Ok(answer.map(|body| Body::new(ResponseBody::new(body, call, is_stream))))
+                })
             }};
         }
         match service {
@@ -303,6 +368,11 @@ impl hyper::service::Service<Request<Incoming>> for Door {
             }
         }
     }
+}
+
+fn connection_window_bytes(streams_max: u32) -> u32 {
+    let small_frames = streams_max.saturating_mul(2 * 256);
+    small_frames.clamp(CONNECTION_WINDOW_BYTES, CONNECTION_WINDOW_BYTES_MAX)
 }
 
 fn is_grpc(headers: &HeaderMap) -> bool {

@@ -14,8 +14,6 @@ use pontoon_engine::{
     DeleteRange, EventKind, KeyRange, KeyValue, Op, Put, RangeAnswer, Revision, Txn, TxnAnswer,
 };
 use pontoon_raftgroup::{Delivery, Watch};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::calls::Rpc;
@@ -23,14 +21,15 @@ use crate::convert;
 use crate::host::{Host, needs_leader};
 use crate::lock::Leaving;
 use crate::queue::{created, first_of, line, prefix, without_code};
+use crate::stream_queue::{Receiver, Sender, stream_queue};
 
 pub(crate) struct ElectionService(pub(crate) Arc<Host>);
 
-type Leaders = mpsc::Sender<Result<LeaderResponse, Status>>;
+type Leaders = Sender<Result<LeaderResponse, Status>>;
 
 #[tonic::async_trait]
 impl Election for ElectionService {
-    type ObserveStream = ReceiverStream<Result<LeaderResponse, Status>>;
+    type ObserveStream = Receiver<Result<LeaderResponse, Status>>;
 
     async fn campaign(
         &self,
@@ -90,7 +89,7 @@ impl Election for ElectionService {
     ) -> Result<Response<Self::ObserveStream>, Status> {
         let mut call = self.0.open(Rpc::Observe, request.metadata())?;
         let needs_leader = needs_leader(request.metadata());
-        let (out, leaders) = mpsc::channel(1);
+        let (out, leaders) = stream_queue(1);
         let host = Arc::clone(&self.0);
         let name = request.into_inner().name;
         tokio::spawn(async move {
@@ -106,7 +105,7 @@ impl Election for ElectionService {
                 let _ = out.send(Err(status)).await;
             }
         });
-        Ok(Response::new(ReceiverStream::new(leaders)))
+        Ok(Response::new(leaders))
     }
 
     async fn resign(

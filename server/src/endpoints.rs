@@ -105,6 +105,12 @@ fn named_host(request: &Parts) -> &str {
     }
 }
 
+/// For a client beyond its bounds.
+pub(crate) fn overloaded() -> Response<Body> {
+    let text = "too many requests\n".to_owned();
+    answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
+}
+
 fn not_found() -> Response<Body> {
     let text = "404 page not found\n".to_owned();
     answer(StatusCode::NOT_FOUND, TEXT, text)

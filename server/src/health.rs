@@ -13,12 +13,11 @@ use pontoon_api::health::{
     HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse,
 };
 use pontoon_raftgroup::Condition;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::host::Host;
 use crate::readiness::{Probe, check_disk};
+use crate::stream_queue::{Receiver, Sender, stream_queue};
 
 /// Between two looks at the condition of the node, for a watcher.
 const LOOK: Duration = Duration::from_millis(100);
@@ -47,7 +46,7 @@ impl Host {
 
 #[tonic::async_trait]
 impl Health for HealthService {
-    type WatchStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
+    type WatchStream = Receiver<Result<HealthCheckResponse, Status>>;
 
     async fn check(
         &self,
@@ -73,7 +72,7 @@ impl Health for HealthService {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let (out, answers) = mpsc::channel(2);
+        let (out, answers) = stream_queue(2);
         let host = Arc::clone(&self.0);
         let known = request.into_inner().service.is_empty();
         tokio::spawn(async move {
@@ -85,12 +84,12 @@ impl Health for HealthService {
                 out.closed().await;
             }
         });
-        Ok(Response::new(ReceiverStream::new(answers)))
+        Ok(Response::new(answers))
     }
 }
 
 /// Tells a watcher of each change, until it leaves or the server stops.
-async fn watch(host: &Host, out: &mpsc::Sender<Result<HealthCheckResponse, Status>>) {
+async fn watch(host: &Host, out: &Sender<Result<HealthCheckResponse, Status>>) {
     let mut ordered = pin!(host.stop.ordered());
     let mut told = None;
     loop {

@@ -13,6 +13,7 @@ use pontoon_raftgroup::{Alarm, GroupId, Node, NodeId};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
 
+use crate::bounds::ProcessBounds;
 use crate::calls::{Call, Calls, Rpc};
 use crate::drift::Drift;
 use crate::endpoints::Visitors;
@@ -58,6 +59,7 @@ pub(crate) struct Host {
     pub(crate) member_id: NodeId,
     pub(crate) limits: Limits,
     pub(crate) quota: Quota,
+    pub(crate) bounds: Arc<ProcessBounds>,
     pub(crate) calls: Arc<Calls>,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) tallies: Tallies,

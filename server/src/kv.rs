@@ -17,9 +17,9 @@ use pontoon_engine::{Answer, RangeAnswer, Request as Asked, Revision, Txn, TxnAn
 use pontoon_raftgroup::Alarm;
 use prost::Message;
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Extensions, Request, Response, Status};
 
+use crate::bounds::{OpenCall, ResponseKind};
 use crate::calls::Rpc;
 use crate::convert;
 use crate::failure::{rejected, status};
@@ -27,6 +27,7 @@ use crate::front;
 use crate::host::{Host, misplaced};
 use crate::quota::{cost_of_put, cost_of_txn};
 use crate::range_stream;
+use crate::stream_queue::Receiver;
 
 /// Between two looks whether a compaction is done.
 const SWEEP_LOOK: Duration = Duration::from_millis(5);
@@ -35,16 +36,26 @@ pub(crate) struct KvService(pub(crate) Arc<Host>);
 
 #[tonic::async_trait]
 impl Kv for KvService {
-    type RangeStreamStream = ReceiverStream<Result<RangeStreamResponse, Status>>;
+    type RangeStreamStream = Receiver<Result<RangeStreamResponse, Status>>;
 
     async fn range(
         &self,
         request: Request<RangeRequest>,
     ) -> Result<Response<RangeResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
+        let (metadata, extensions, request) = request.into_parts();
         let host = &self.0;
         let work = async {
-            let answer = host.range(request).await?;
+            let answer = match extensions.get::<Arc<OpenCall>>() {
+                Some(call) if !request.count_only => {
+                    let kind = match request.range_end.is_empty() {
+                        true => ResponseKind::OneKey,
+                        false => ResponseKind::ManyKeys,
+                    };
+                    let make = async || host.range(request.clone()).await;
+                    call.make(kind, make, bytes).await?
+                }
+                _ => host.range(request).await?,
+            };
             let header = host.header(answer.revision);
             Ok(convert::ranged(answer, header))
         };
@@ -56,27 +67,33 @@ impl Kv for KvService {
         request: Request<RangeRequest>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
         let call = self.0.open(Rpc::RangeStream, request.metadata())?;
+        let open = request.extensions().get().cloned();
         let request = request.into_inner();
-        Ok(Response::new(range_stream::serve(&self.0, call, request)?))
+        let parts = range_stream::serve(&self.0, call, open, request)?;
+        Ok(Response::new(parts))
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        self.0.unary(Rpc::Put, &metadata, self.0.put(request)).await
+        let (metadata, extensions, request) = request.into_parts();
+        let kind = request.prev_kv.then_some(ResponseKind::PrevKv);
+        let work = counted(&extensions, kind, self.0.put(request));
+        self.0.unary(Rpc::Put, &metadata, work).await
     }
 
     async fn delete_range(
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Result<Response<DeleteRangeResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        let work = self.0.delete_range(request);
+        let (metadata, extensions, request) = request.into_parts();
+        let kind = request.prev_kv.then_some(ResponseKind::PrevKv);
+        let work = counted(&extensions, kind, self.0.delete_range(request));
         self.0.unary(Rpc::DeleteRange, &metadata, work).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        self.0.unary(Rpc::Txn, &metadata, self.0.txn(request)).await
+        let (metadata, extensions, request) = request.into_parts();
+        let work = counted(&extensions, Some(ResponseKind::Txn), self.0.txn(request));
+        self.0.unary(Rpc::Txn, &metadata, work).await
     }
 
     async fn compact(
@@ -220,6 +237,30 @@ impl Host {
         }
         Err(Error::NoSpace.into())
     }
+}
+
+/// Makes a response once there is room for one of its kind, and counts it. One
+/// without a kind is small.
+async fn counted<T: Message>(
+    extensions: &Extensions,
+    kind: Option<ResponseKind>,
+    make: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    let (Some(call), Some(kind)) = (extensions.get::<Arc<OpenCall>>(), kind) else {
+        return make.await;
+    };
+    let room = call.expect(kind).await;
+    let response = make.await?;
+    let bytes = response.encoded_len();
+    call.learn(kind, bytes);
+    room.fill(bytes);
+    Ok(response)
+}
+
+/// Bytes of an answer, without its header.
+pub(crate) fn bytes(answer: &RangeAnswer) -> usize {
+    let kvs = answer.kvs.iter();
+    kvs.map(|kv| kv.key.len() + kv.value.len()).sum()
 }
 
 /// Steps of a transaction, and how many of them are ranges.

@@ -12,14 +12,13 @@ use pontoon_api::etcdserverpb::{
 };
 use pontoon_engine::Reject;
 use pontoon_raftgroup::Failure;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::calls::Rpc;
 use crate::failure::status;
 use crate::host::{Host, needs_leader};
 use crate::quota::LEASE_BYTES;
+use crate::stream_queue::{Receiver, Sender, stream_queue};
 
 /// Answers that may wait for a client.
 const QUEUE_ANSWERS_MAX: usize = 16;
@@ -28,7 +27,7 @@ pub(crate) struct LeaseService(pub(crate) Arc<Host>);
 
 #[tonic::async_trait]
 impl Lease for LeaseService {
-    type LeaseKeepAliveStream = ReceiverStream<Result<LeaseKeepAliveResponse, Status>>;
+    type LeaseKeepAliveStream = Receiver<Result<LeaseKeepAliveResponse, Status>>;
 
     async fn lease_grant(
         &self,
@@ -71,7 +70,7 @@ impl Lease for LeaseService {
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
         let mut call = self.0.open(Rpc::LeaseKeepAlive, request.metadata())?;
         let needs_leader = needs_leader(request.metadata());
-        let (out, answers) = mpsc::channel(QUEUE_ANSWERS_MAX);
+        let (out, answers) = stream_queue(QUEUE_ANSWERS_MAX);
         let host = Arc::clone(&self.0);
         tokio::spawn(async move {
             let done = tokio::select! {
@@ -89,7 +88,7 @@ impl Lease for LeaseService {
                 }
             }
         });
-        Ok(Response::new(ReceiverStream::new(answers)))
+        Ok(Response::new(answers))
     }
 
     async fn lease_time_to_live(
@@ -149,7 +148,7 @@ impl Host {
 async fn keep_alive(
     host: &Host,
     mut requests: Streaming<LeaseKeepAliveRequest>,
-    out: &mpsc::Sender<Result<LeaseKeepAliveResponse, Status>>,
+    out: &Sender<Result<LeaseKeepAliveResponse, Status>>,
 ) -> Result<(), Status> {
     let count = host.calls.of(Rpc::LeaseKeepAlive);
     let broke_off = |status: &Status| {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod authority;
+mod bounds;
 mod calls;
 mod card;
 mod cluster;
@@ -44,6 +45,7 @@ mod ranges;
 mod readiness;
 mod serve;
 mod stop;
+mod stream_queue;
 mod url;
 mod version;
 mod voters;

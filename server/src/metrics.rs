@@ -646,6 +646,11 @@ impl Page {
         let connections = host.traffic.connections.load(Relaxed);
         self.one("pontoon_connections", connections);
         self.one("pontoon_connections_max", host.limits.connections_max);
+        let bounds = &host.bounds;
+        self.one("pontoon_client_calls", bounds.calls());
+        self.one("pontoon_client_bytes", bounds.bytes());
+        self.one("pontoon_client_calls_refused_total", bounds.refused());
+        self.one("pontoon_stalled_connections_closed_total", bounds.closed());
         let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let limit = limit.current.unwrap_or(u64::MAX);

@@ -12,34 +12,36 @@ use pontoon_api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use pontoon_api::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse};
 use pontoon_engine::Revision;
 use prost::Message;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
+use crate::bounds::{OpenCall, ResponseKind};
 use crate::calls::{Call, Rpc};
 use crate::convert;
 use crate::host::Host;
+use crate::kv;
+use crate::stream_queue::{Receiver, Sender, stream_queue};
 
 /// Keys of the first part.
 const FIRST_KEYS: i64 = 10;
 
-type Parts = ReceiverStream<Result<RangeStreamResponse, Status>>;
+type Parts = Receiver<Result<RangeStreamResponse, Status>>;
 
 /// Checks the request and begins to answer it.
 pub(crate) fn serve(
     host: &Arc<Host>,
     mut call: Call,
+    open: Option<Arc<OpenCall>>,
     request: RangeRequest,
 ) -> Result<Parts, Status> {
     if let Err(error) = check(&request) {
         call.end(error.code());
         return Err(error.into());
     }
-    let (out, parts) = mpsc::channel(1);
+    let (out, parts) = stream_queue(1);
     let host = Arc::clone(host);
     tokio::spawn(async move {
         let done = tokio::select! {
-            done = send(&host, request, &out) => done,
+            done = send(&host, request, open.as_ref(), &out) => done,
             () = out.closed() => return,
             () = host.stop.ordered() => Err(Error::Stopped.into()),
         };
@@ -52,7 +54,7 @@ pub(crate) fn serve(
             }
         }
     });
-    Ok(ReceiverStream::new(parts))
+    Ok(parts)
 }
 
 fn check(request: &RangeRequest) -> Result<(), Error> {
@@ -100,7 +102,8 @@ impl Pace {
 async fn send(
     host: &Host,
     mut request: RangeRequest,
-    out: &mpsc::Sender<Result<RangeStreamResponse, Status>>,
+    open: Option<&Arc<OpenCall>>,
+    out: &Sender<Result<RangeStreamResponse, Status>>,
 ) -> Result<(), Status> {
     let mut pace = Pace {
         keys: FIRST_KEYS,
@@ -119,7 +122,11 @@ async fn send(
             0 => pace.keys,
             _ => pace.keys.min(limit - sent),
         };
-        let answer = host.range(request.clone()).await?;
+        let read = || host.range(request.clone());
+        let answer = match open {
+            Some(open) => open.make(ResponseKind::ManyKeys, read, kv::bytes).await?,
+            None => read().await?,
+        };
         let (newest, count) = *first.get_or_insert((answer.revision, answer.count));
         let mut part = convert::ranged(answer, None);
         sent += part.kvs.len() as i64;

@@ -13,6 +13,7 @@ use pontoon_raftgroup::{Fault, GroupId, Node, NodeId};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::bounds::ProcessBounds;
 use crate::calls::Calls;
 use crate::card::Card;
 use crate::compactor;
@@ -152,6 +153,7 @@ impl Server {
         }
         let mut tasks = vec![tokio::spawn(look_after(Arc::clone(&host)))];
         tasks.push(tokio::spawn(drift::run(Arc::clone(&host))));
+        tasks.push(tokio::spawn(Arc::clone(&host.bounds).run()));
         let (node, counts) = (host.node.clone(), Arc::clone(&host.peers));
         tasks.push(tokio::spawn(peers::measure_round_trips(node, counts)));
         let wanted = config.auto_compaction()?;
@@ -298,6 +300,7 @@ fn host(config: &Config, opened: Opened, stop: Stop) -> Arc<Host> {
         cluster_id: opened.cluster_id,
         limits,
         quota: Quota::new(quota_bytes),
+        bounds: ProcessBounds::new(),
         calls: Arc::new(Calls::default()),
         traffic: Arc::new(Traffic::default()),
         tallies: Tallies::default(),

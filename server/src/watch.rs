@@ -2,9 +2,9 @@
 //!
 //! Kept true:
 //! - Every request to create is answered once, in order, before any event.
-//! - Whatever is sent goes through one queue of a few responses. If the client
-//!   doesn't take them, the task waits, and its watchers hold positions, not
-//!   events.
+//! - Whatever is sent goes through one queue of a few responses, and is counted
+//!   for its connection. If the client doesn't take them, the task waits, and
+//!   its watchers hold positions, not events.
 //! - A sign of progress at a revision is sent after all events up to it and
 //!   before any later one.
 
@@ -25,14 +25,16 @@ use pontoon_api::etcdserverpb::{WatchCancelRequest, WatchCreateRequest, WatchReq
 use pontoon_api::{CancelReason, Error};
 use pontoon_engine::{Event, KeyRange, Revision};
 use pontoon_raftgroup::Delivery;
-use tokio::sync::{Notify, mpsc};
+use prost::Message;
+use tokio::sync::Notify;
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::bounds::{OpenCall, ResponseKind, Room};
 use crate::calls::Rpc;
 use crate::host::{Host, needs_leader};
 use crate::metrics::Present;
+use crate::stream_queue::{Receiver, Sender, stream_queue};
 
 mod encoded;
 mod pieces;
@@ -48,14 +50,16 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(1);
 /// The watch id of a response that is about the whole stream, or about none.
 const NO_WATCH: i64 = -1;
+/// What gRPC puts before a message.
+const MESSAGE_HEAD_BYTES: usize = 5;
 
 pub(crate) struct WatchService(pub(crate) Arc<Host>);
 
-type Queue = mpsc::Sender<Result<WatchResponse, Status>>;
+type Queue = Sender<Result<WatchResponse, Status>>;
 
 #[tonic::async_trait]
 impl Watch for WatchService {
-    type WatchStream = ReceiverStream<Result<WatchResponse, Status>>;
+    type WatchStream = Receiver<Result<WatchResponse, Status>>;
 
     async fn watch(
         &self,
@@ -63,11 +67,12 @@ impl Watch for WatchService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let mut call = self.0.open(Rpc::Watch, request.metadata())?;
         let needs_leader = needs_leader(request.metadata());
-        let (out, responses) = mpsc::channel(QUEUE_RESPONSES_MAX);
+        let open = request.extensions().get().cloned();
+        let (out, responses) = stream_queue(QUEUE_RESPONSES_MAX);
         let host = Arc::clone(&self.0);
         tokio::spawn(async move {
             let _open = Present::new(&host.tallies.watch_streams);
-            let mut session = Session::new(Arc::clone(&host), out.clone());
+            let mut session = Session::new(Arc::clone(&host), open, out.clone());
             let error = tokio::select! {
                 Gone = session.run(request.into_inner()) => return,
                 () = out.closed() => return,
@@ -78,7 +83,7 @@ impl Watch for WatchService {
             // Nobody listens any more: fine.
             let _ = out.send(Err(error.into())).await;
         });
-        Ok(Response::new(ReceiverStream::new(responses)))
+        Ok(Response::new(responses))
     }
 }
 
@@ -87,9 +92,12 @@ struct Gone;
 
 /// What a watcher came back with.
 enum Step {
-    Delivery(Option<Delivery>),
+    /// A delivery, and the room that was reserved for it.
+    Delivery(Delivery, Option<Room>),
     /// It was called.
     Nudged,
+    /// The node has ended.
+    Ended,
 }
 
 /// What the stream knows of a watcher.
@@ -104,6 +112,8 @@ struct Known {
 /// One stream.
 struct Session {
     host: Arc<Host>,
+    /// Counts what is sent; none if nobody counts.
+    open: Option<Arc<OpenCall>>,
     out: Queue,
     known: BTreeMap<i64, Known>,
     /// All watchers that wait for something.
@@ -115,9 +125,10 @@ struct Session {
 }
 
 impl Session {
-    fn new(host: Arc<Host>, out: Queue) -> Self {
+    fn new(host: Arc<Host>, open: Option<Arc<OpenCall>>, out: Queue) -> Self {
         Self {
             host,
+            open,
             out,
             known: BTreeMap::new(),
             waiting: FuturesUnordered::new(),
@@ -138,7 +149,8 @@ impl Session {
                     Ok(Some(request)) => {
                         let count = self.host.calls.of(Rpc::Watch);
                         count.received.fetch_add(1, Relaxed);
-                        self.handle(request).await
+                        // (Boxed, as what is rare: every stream has room for the rest.)
+                        Box::pin(self.handle(request)).await
                     }
                     // The client has no more requests, but still listens.
                     Ok(None) => {
@@ -155,7 +167,7 @@ impl Session {
                 Some((watcher, step)) = self.waiting.next(), if !self.waiting.is_empty() => {
                     self.came_back(watcher, step).await
                 }
-                _ = notify.tick() => self.notify().await,
+                _ = notify.tick() => Box::pin(self.notify()).await,
             };
             if let Err(gone) = done {
                 return gone;
@@ -256,12 +268,17 @@ impl Session {
     }
 
     fn wait_for(&mut self, mut watcher: Watcher) {
+        let open = self.open.clone();
         self.waiting.push(Box::pin(async move {
             let nudge = Arc::clone(&watcher.nudge);
+            let newest = Revision(i64::MAX);
             let step = tokio::select! {
                 biased;
                 () = nudge.notified() => Step::Nudged,
-                delivery = watcher.stream.next() => Step::Delivery(delivery),
+                next = watcher.stream.next_in(newest, || room(open.clone())) => match next {
+                    Some((delivery, room)) => Step::Delivery(delivery, room.flatten()),
+                    None => Step::Ended,
+                },
             };
             (watcher, step)
         }));
@@ -286,19 +303,24 @@ impl Session {
         }
         match step {
             Step::Nudged => Ok(Some(watcher)),
-            Step::Delivery(Some(Delivery::Events(events))) => {
+            Step::Delivery(Delivery::Events(events), room) => {
+                // Counted from here on as what is sent.
+                drop(room);
                 self.send_events(&mut watcher, events).await?;
                 Ok(Some(watcher))
             }
-            Step::Delivery(Some(Delivery::Compacted(floor))) => {
+            Step::Delivery(Delivery::Compacted(floor), _) => {
                 self.send_compacted(watcher.id, floor).await?;
                 Ok(None)
             }
-            Step::Delivery(None) => Err(Gone),
+            Step::Ended => Err(Gone),
         }
     }
 
     async fn send(&mut self, response: WatchResponse) -> Result<(), Gone> {
+        if let Some(open) = &self.open {
+            open.made(response.encoded_len() + MESSAGE_HEAD_BYTES);
+        }
         self.out.send(Ok(response)).await.map_err(|_| Gone)?;
         self.host.calls.of(Rpc::Watch).sent.fetch_add(1, Relaxed);
         Ok(())
@@ -332,6 +354,9 @@ impl Session {
             events,
             ..WatchResponse::default()
         };
+        if let Some(open) = &self.open {
+            open.learn(ResponseKind::Events, response.encoded_len());
+        }
         let bytes_max = self.host.limits.request_bytes_max + (512 << 10);
         let since = Instant::now();
         match watcher.fragment {
@@ -430,8 +455,14 @@ impl Session {
         deadline: Instant,
     ) -> Result<Advanced, Gone> {
         while watcher.stream.delivered() < through {
+            let room = self.open.as_ref().map(OpenCall::try_expect_events);
+            if let Some(None) = room {
+                return Ok(Advanced::NotYet);
+            }
             // It does what it can at once; nothing is lost if it is dropped.
-            match watcher.stream.next().now_or_never() {
+            let next = watcher.stream.next().now_or_never();
+            drop(room);
+            match next {
                 Some(Some(Delivery::Events(mut events))) => {
                     let at = events.partition_point(|event| event.change.revision <= through);
                     let above = events.split_off(at);
@@ -490,6 +521,12 @@ impl Session {
         took.record_time(since.elapsed());
         Ok(())
     }
+}
+
+/// Waits for room for a delivery: until then a watcher holds a position, not
+/// events.
+async fn room(open: Option<Arc<OpenCall>>) -> Option<Room> {
+    Some(open?.expect_events().await)
 }
 
 /// How far a watcher came.

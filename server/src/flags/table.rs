@@ -162,7 +162,7 @@ pub const FLAGS: &[Flag] = &[
     sets(
         "max-concurrent-streams",
         |c, v| parsed(&mut c.streams_max, v),
-        "most calls at a time on one connection; 512 unless set",
+        "most calls at a time on one connection; 200 unless set",
     ),
     times(
         "grpc-keepalive-min-time",

@@ -580,6 +580,19 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge("pontoon_connections", "connections of clients"),
     gauge("pontoon_connections_max", "how many there may be"),
+    gauge("pontoon_client_calls", "open calls of clients"),
+    gauge(
+        "pontoon_client_bytes",
+        "bytes of requests and responses held for clients",
+    ),
+    counter(
+        "pontoon_client_calls_refused_total",
+        "calls refused because too many were open",
+    ),
+    counter(
+        "pontoon_stalled_connections_closed_total",
+        "connections closed because they held memory and moved nothing",
+    ),
     gauge("os_fd_used", "files open"),
     gauge("os_fd_limit", "how many there may be"),
     gauge("process_open_fds", "files open"),
