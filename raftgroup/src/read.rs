@@ -259,7 +259,7 @@ impl Inner {
         let not_leader = Declined::NotLeader(None);
         if !many {
             // One group: what is committed now is all there is.
-            let term = self.leads_in(replica).ok_or(not_leader.clone())?;
+            let term = self.leads_in(replica)?;
             let confirmed = replica.rounds.confirm_in(term).await;
             confirmed.map_err(|_| not_leader)?;
             return Ok(replica.group.store().revision());
@@ -271,7 +271,7 @@ impl Inner {
         if !self.root_catches_up(point.root).await {
             return Err(Declined::Again);
         }
-        let term = self.leads_in(replica).ok_or(not_leader.clone())?;
+        let term = self.leads_in(replica)?;
         let (passed, barrier) = oneshot::channel();
         let _ = replica.notes.send(Note::Barrier(Barrier {
             term,
@@ -287,23 +287,29 @@ impl Inner {
         Ok(point.revision)
     }
 
-    /// The term in which this node leads, as far as it knows.
-    fn leads_in(&self, replica: &Replica) -> Option<Term> {
+    /// The term in which this node leads, as far as it knows; or who leads.
+    fn leads_in(&self, replica: &Replica) -> Result<Term, Declined> {
         let now = replica.group.leadership_now();
-        (now.leader == Some(self.me)).then_some(now.term)
+        match now.leader == Some(self.me) {
+            true => Ok(now.term),
+            false => Err(Declined::NotLeader(now.leader)),
+        }
     }
 
     /// Whether a group still has these keys, and is still the only one if it
-    /// was, as the map here says.
+    /// was, as the map and the replica here say. (The replica is ahead of the map
+    /// when its range was split.)
     fn still_has(&self, replica: &Replica, touches: &Touches, many: bool) -> bool {
+        let bounds = replica.group.store().bounds();
         let cluster = self.cluster.borrow();
         let Some(map) = &cluster.map else {
             return false;
         };
-        if !many {
-            return map.is_one_group();
+        let mut keys = touches.keys.iter();
+        match many {
+            true => keys.all(|keys| map.has(replica.id, keys) && within(keys, &bounds)),
+            false => map.is_one_group() && keys.all(|keys| within(keys, &bounds)),
         }
-        touches.keys.iter().all(|keys| map.has(replica.id, keys))
     }
 
     /// The replica of the only group, if there is one group and this node leads it.

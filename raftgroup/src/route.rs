@@ -302,22 +302,24 @@ impl Inner {
         work: Work,
         deadline: Instant,
     ) -> Outcome {
+        let outcome = self.done_here(replica, work);
+        // Whoever had it takes too long.
+        let outcome = tokio::time::timeout_at(deadline, outcome).await;
+        outcome.unwrap_or(Err(Declined::Unknown))
+    }
+
+    /// Has work done here, if this node leads the group. A read waits for no
+    /// write that is asked for after it.
+    async fn done_here(self: &Arc<Self>, replica: &Arc<Replica>, work: Work) -> Outcome {
         if let Work::Read { at, .. } = &work {
-            // It waits for no write that is asked for after it.
             replica.busy.store(true, Ordering::Relaxed);
-            let settled = self.settle(replica, &work, at.is_some());
-            return match tokio::time::timeout_at(deadline, settled).await {
-                Ok(Some(outcome)) => outcome,
-                Ok(None) | Err(_) => Err(Declined::Unknown),
-            };
+            let settled = self.settle(replica, &work, at.is_some()).await;
+            return settled.unwrap_or(Err(Declined::Unknown));
         }
         let (job, outcome) = Job::new(work);
         replica.enqueue(job);
-        match tokio::time::timeout_at(deadline, outcome).await {
-            Ok(Ok(outcome)) => outcome,
-            // Whoever had it is gone, or takes too long.
-            Ok(Err(_)) | Err(_) => Err(Declined::Unknown),
-        }
+        // Whoever had it may be gone.
+        outcome.await.unwrap_or(Err(Declined::Unknown))
     }
 
     pub(crate) async fn work_there(
@@ -371,10 +373,7 @@ impl Inner {
             // One of the two knows an older map; both will know soon.
             return Err(Declined::Again);
         }
-        let (job, outcome) = Job::new(forward.work);
-        replica.enqueue(job);
-        let outcome = outcome.await.unwrap_or(Err(Declined::Unknown));
-        match outcome {
+        match self.done_here(&replica, forward.work).await {
             Ok(_) if self.is_failing() => Err(Declined::Unknown),
             outcome => outcome,
         }

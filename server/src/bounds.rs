@@ -674,3 +674,6 @@ fn headers_bytes(headers: &HeaderMap) -> usize {
         bytes => bytes,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -491,9 +491,12 @@ impl Inner {
             fates.push(waiting.await.ok().flatten().unwrap_or(Fate::Unknown));
         }
         loop {
-            if let Some(revision) = revision
-                && fates.iter().all(|fate| is_in_favour(*fate))
-            {
+            if fates.iter().all(|fate| is_in_favour(*fate)) {
+                // It is committed. Those who don't hear so ask each other.
+                let Some(revision) = revision else {
+                    // Nobody here knows at which revision.
+                    return Err(Tried::Failed(Failure::LeaderChanged));
+                };
                 self.decide(txn, revision, true, &groups);
                 self.told_of(groups.into_iter(), revision);
                 return Ok(revision);
@@ -503,10 +506,6 @@ impl Inner {
                     self.decide(txn, revision, false, &groups);
                 }
                 return Err(Tried::Again);
-            }
-            if revision.is_none() && fates.iter().all(|fate| *fate == Fate::Committed) {
-                // Done, but nobody here knows at which revision.
-                return Err(Tried::Failed(Failure::LeaderChanged));
             }
             // Its latch may be gone, with its leader or not: what is found there?
             if self.pause(deadline).await.is_err() {

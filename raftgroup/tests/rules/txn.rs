@@ -99,6 +99,33 @@ fn rule_12_a_transaction_whose_sequencer_is_gone_is_tried_again() {
     });
 }
 
+/// The sequencer is gone once it has told the participants of the revision, but
+/// not the coordinator. That all are prepared is all that the coordinator will
+/// ever hear: the transaction is committed, but it can't tell at which revision.
+#[test]
+fn rule_12_a_coordinator_that_missed_the_revision_waits_for_nothing_more() {
+    simulate(async {
+        let cluster = Cluster::start(3, &["f", "m"]).await;
+        cluster.lead(ROOT, 3).await;
+        cluster.lead(GroupId(1), 2).await;
+        cluster.lead(GroupId(2), 2).await;
+        use_all(&cluster.node(1), &["a", "g", "n"]).await;
+        cluster.network.cut(NodeId(3), NodeId(1));
+        let begun = Instant::now();
+        let txn = Txn {
+            success: vec![put("g", "1"), put("n", "1")],
+            ..Txn::default()
+        };
+        let done = cluster.node(1).txn(txn, LONG).await;
+        assert_eq!(done, Err(Failure::LeaderChanged));
+        let bound = 2 * Timing::default().election_max + Duration::from_secs(1);
+        assert!(begun.elapsed() <= bound, "it took {:?}", begun.elapsed());
+        for key in ["g", "n"] {
+            assert_eq!(cluster.node(2).get(key).await.kvs[0].value, "1");
+        }
+    });
+}
+
 /// The coordinator's own replicas don't catch up. What it has to find out under
 /// latches it asks those who know, so its disk holds nobody else up.
 #[test]

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 use crate::end::PATIENCE;
 use crate::seeds::Sim;
 use crate::supervisor::start;
+use crate::upgrade;
 
 const PROMISE: &str = "Members change as long as a majority is there.";
 
@@ -78,6 +79,9 @@ pub(crate) fn members(sim: &Sim) -> BTreeMap<NodeId, Member> {
 /// A new member, first as one that only listens; mostly it becomes a voter.
 async fn take_in(sim: &Rc<Sim>, rng: &mut Rng) {
     let id = sim.cluster.add();
+    if sim.plan.upgrade {
+        sim.cluster.set_release(id, upgrade::NEW);
+    }
     let member = Member {
         address: String::new(),
         learner: true,

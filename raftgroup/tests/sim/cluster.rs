@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pontoon_raftgroup::{Config, GroupId, Node, NodeId, RangeMap, Scope, SimNetwork, Timing};
+use pontoon_raftgroup::{
+    Config, FormatVersion, GroupId, Node, NodeId, RangeMap, Scope, SimNetwork, Timing,
+};
 use pontoon_wal::disk::Disk;
 use pontoon_wal::disk::sim::{Rng, SimClock, SimDisk};
 use tokio::sync::Notify;
@@ -101,6 +103,8 @@ struct Member {
     joined: bool,
     /// It is not started again.
     gone: bool,
+    /// The formats that the release knows with which it is started next.
+    release: FormatVersion,
 }
 
 impl Member {
@@ -113,6 +117,7 @@ impl Member {
             told,
             joined,
             gone: false,
+            release: FormatVersion::NEWEST,
         }
     }
 }
@@ -123,6 +128,7 @@ pub(crate) struct Running {
     pub(crate) node: Node,
     /// Counts the starts of all nodes.
     pub(crate) start: u64,
+    pub(crate) release: FormatVersion,
     scope: Scope,
     ended: Rc<Ended>,
 }
@@ -205,6 +211,16 @@ impl Cluster {
         there.map(|(id, _)| *id).collect()
     }
 
+    /// The release with which a member is started next.
+    pub(crate) fn release(&self, id: NodeId) -> FormatVersion {
+        self.members.borrow()[&id].release
+    }
+
+    pub(crate) fn set_release(&self, id: NodeId, release: FormatVersion) {
+        let mut members = self.members.borrow_mut();
+        members.get_mut(&id).expect("a member").release = release;
+    }
+
     pub(crate) fn is_gone(&self, id: NodeId) -> bool {
         self.members.borrow()[&id].gone
     }
@@ -234,6 +250,7 @@ impl Cluster {
         let start = self.starts.get();
         let chance = self.seed.wrapping_mul(1_000_003).wrapping_add(start);
         let config = self.config(id);
+        let release = config.newest_format;
         let scope = Scope::new(chance);
         let disk: Arc<dyn Disk> = Arc::new(self.disk(id));
         let clock = Arc::new(SimClock::new(chance));
@@ -252,6 +269,7 @@ impl Cluster {
         member.running = Some(Running {
             node,
             start,
+            release,
             scope,
             ended: Rc::default(),
         });
@@ -264,6 +282,8 @@ impl Cluster {
         let addresses = member.told.iter().map(|id| (*id, String::new()));
         let mut config = Config::new(id, 7, "/data", addresses.collect());
         config.join = member.joined;
+        config.newest_format = member.release;
+        config.cluster_version_max = member.release;
         let seconds = self
             .shape
             .seconds

@@ -90,7 +90,16 @@ pub(crate) async fn come_to_rest(sim: &Rc<Sim>) -> End {
     loop {
         look(sim, &mut end);
         let same = end.contents.values().all(is_one) && is_one(&end.maps) && is_one(&end.members);
-        if same || Instant::now() > deadline {
+        let not_upgraded = match sim.plan.upgrade {
+            true => sim.not_upgraded(),
+            false => Vec::new(),
+        };
+        if same && not_upgraded.is_empty() {
+            return end;
+        }
+        if Instant::now() > deadline {
+            let stuck = |id| format!("the upgrade of node {id}");
+            end.stuck.extend(not_upgraded.into_iter().map(stuck));
             return end;
         }
         sleep(Duration::from_millis(100)).await;

@@ -132,6 +132,7 @@ enum Feature {
     Disks,
     Starvation,
     Replicas,
+    Upgrade,
 }
 
 impl Feature {
@@ -148,6 +149,7 @@ impl Feature {
             Self::Disks => "disks",
             Self::Starvation => "starvation",
             Self::Replicas => "replicas",
+            Self::Upgrade => "upgrade",
         };
         let without = std::env::var("PONTOON_WITHOUT").unwrap_or_default();
         let is_left_out = without.split(',').any(|left_out| left_out == name);
@@ -194,6 +196,8 @@ pub(crate) struct Plan {
     pub(crate) damages: u64,
     /// Whether a member gets little processor time when a range is cut.
     pub(crate) starved_splits: bool,
+    /// Whether members get a release with one more kind of entry.
+    pub(crate) upgrade: bool,
 }
 
 const SPLITS: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
@@ -252,11 +256,13 @@ impl Plan {
             changes: 0,
             damages: 0,
             starved_splits: false,
+            upgrade: false,
         };
         let mut plan = if rng.chance(1, 4) { plan.hot() } else { plan };
         plan.add_features();
         plan.add_failing_disks();
         plan.add_replicas();
+        plan.add_upgrade();
         plan
     }
 
@@ -284,6 +290,12 @@ impl Plan {
             0 => self.damages.min(1),
             _ => 0,
         };
+    }
+
+    /// From chances of its own.
+    fn add_upgrade(&mut self) {
+        let rng = &mut Rng::new(self.seed.wrapping_mul(0xa24b_aed4_963e_e407) ^ 0x0b6d);
+        self.upgrade = rng.chance(1, 4) && Feature::Upgrade.is_wanted();
     }
 
     /// Disks that fail, hang or are read-only, and processors that are busy;

@@ -24,6 +24,7 @@ use crate::plan::Plan;
 use crate::splits;
 use crate::supervisor;
 use crate::trace::{Shown, Trace, show_log};
+use crate::upgrade;
 use crate::waits;
 use crate::watchers;
 use crate::workload;
@@ -46,6 +47,8 @@ pub(crate) struct Sim {
     pub(crate) hung_until: RefCell<BTreeMap<NodeId, Instant>>,
     /// Members that were asked to be removed.
     pub(crate) leaving: RefCell<BTreeSet<NodeId>>,
+    /// Members that went back to an older release.
+    pub(crate) went_back: RefCell<BTreeSet<NodeId>>,
     /// Held by who takes a vote away.
     pub(crate) peril: tokio::sync::Mutex<()>,
     /// The time for faults is over.
@@ -170,6 +173,7 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
         hung: RefCell::default(),
         hung_until: RefCell::default(),
         leaving: RefCell::default(),
+        went_back: RefCell::default(),
         peril: tokio::sync::Mutex::default(),
         enough: Cell::new(false),
         relief: Notify::new(),
@@ -202,6 +206,9 @@ async fn run_plan(plan: Plan, shown: Shown) -> Report {
     }
     if sim.plan.damages > 0 {
         tasks.push(spawn_local(damage::damage(Rc::clone(&sim))));
+    }
+    if sim.plan.upgrade {
+        tasks.push(spawn_local(upgrade::upgrade(Rc::clone(&sim))));
     }
     let watches =
         (1..=sim.plan.watchers).map(|number| spawn_local(watchers::watch(Rc::clone(&sim), number)));

@@ -60,7 +60,7 @@ pub(crate) async fn start(sim: &Rc<Sim>, id: NodeId) {
         };
         sim.trace.say(format_args!("node {id}"), &error);
         sim.history.borrow_mut().count("node exited at its start");
-        if !is_of_disk(&error) {
+        if !is_of_disk(&error) && !sim.went_back_too_late(id, &error) {
             let promise = "A node opens after any crash.";
             sim.violate(promise, format!("node {id}: {error}"));
             break;
@@ -104,7 +104,7 @@ fn supervise(sim: &Rc<Sim>, id: NodeId) {
             true => "node exited by itself, its disk hung",
             false => "node exited by itself",
         });
-        if !is_of_disk(&fault.0) && !hung {
+        if !is_of_disk(&fault.0) && !hung && !sim.went_back_too_late(id, &fault.0) {
             let promise = "A node fails only if its disk does.";
             sim.violate(promise, format!("node {id}: {fault}"));
         }
@@ -129,6 +129,7 @@ pub(crate) async fn look_on(sim: Rc<Sim>) {
         sleep(Duration::from_millis(50)).await;
         for (id, running) in sim.cluster.all_running() {
             seen.look_at(&sim, id, &running);
+            sim.look_at_version(id, &running);
             seen.look_at_hanging(&sim, id, &running);
         }
     }
@@ -251,7 +252,9 @@ impl Seen {
         if sim.leaving.borrow().contains(&id) || self.told.contains(&of_start) {
             return;
         }
-        let promise = if !is_of_disk(&failure) && !sim.damaged.borrow().contains(&id) {
+        let promise = if sim.went_back_too_late(id, &failure) {
+            return;
+        } else if !is_of_disk(&failure) && !sim.damaged.borrow().contains(&id) {
             "A replica stops only if its disk fails."
         } else if since.elapsed() > election_timeout(&sim.plan.shape) {
             STOPS_OR_IS_REBUILT

@@ -25,6 +25,8 @@ pub(crate) struct RequestBody<B> {
     messages: Messages,
     /// Many messages may come, of which only the last ones are held.
     is_stream: bool,
+    /// Something of it has come.
+    has_begun: bool,
     /// Bytes of the messages that are held.
     counted: usize,
     /// A frame that waits for room for its message.
@@ -40,10 +42,24 @@ impl<B> RequestBody<B> {
             call,
             messages: Messages::new(bytes_max),
             is_stream,
+            has_begun: false,
             counted: 0,
             frame: None,
             wait: None,
         }
+    }
+
+    /// Whether the next frame must wait for room: it may begin a message. (Of a
+    /// unary call there is no second one, and its end releases the first.)
+    fn must_wait(&mut self) -> bool {
+        if !self.messages.is_between() || (self.has_begun && !self.is_stream) {
+            return false;
+        }
+        // Who asks for the next message is done with the last one.
+        if self.counted > 0 {
+            self.call.release_request(std::mem::take(&mut self.counted));
+        }
+        !self.call.is_receivable()
     }
 
     /// Counts the messages whose heads end in this frame; false if it has to
@@ -52,9 +68,6 @@ impl<B> RequestBody<B> {
         let bytes = self.messages.read(data);
         if bytes == 0 {
             return true;
-        }
-        if self.is_stream && self.counted > 0 {
-            self.call.release_request(std::mem::take(&mut self.counted));
         }
         self.counted += bytes;
         if self.call.try_receive(bytes) {
@@ -83,7 +96,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestBody<B> {
             if let Some(frame) = this.frame.take() {
                 return Poll::Ready(Some(Ok(frame)));
             }
-            if this.messages.is_between() && !this.call.is_receivable() {
+            if this.must_wait() {
                 let call = Arc::clone(&this.call);
                 this.wait = Some(Box::pin(async move { call.until_receivable().await }));
                 continue;
@@ -91,6 +104,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestBody<B> {
             let Some(frame) = ready!(Pin::new(&mut this.inner).poll_frame(context)?) else {
                 return Poll::Ready(None);
             };
+            this.has_begun = true;
             if frame.data_ref().is_none_or(|data| this.count(data)) {
                 return Poll::Ready(Some(Ok(frame)));
             }
@@ -182,6 +196,49 @@ mod tests {
             let counted: usize = all.chunks(piece).map(|data| messages.read(data)).sum();
             assert_eq!(counted, 5000 + 4096 + 2 * HEAD_BYTES);
             assert!(messages.is_between());
+        }
+    }
+
+    /// Frames that are all there.
+    struct Frames(std::collections::VecDeque<Bytes>);
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+            Poll::Ready(self.0.pop_front().map(|data| Ok(Frame::data(data))))
+        }
+    }
+
+    /// It must not wait for its own end.
+    #[test]
+    fn a_message_that_is_larger_than_the_share_is_received_to_its_end() {
+        let mebibyte = 1 << 20;
+        let large = Bytes::from(message(mebibyte));
+        for (is_stream, messages) in [(false, 1), (true, 3)] {
+            let connection = super::super::ProcessBounds::new().connect();
+            let call = connection.open(&http::HeaderMap::new());
+            let call = call.expect("it is the first");
+            let frames = (0..messages).flat_map(|_| {
+                let starts = (0..large.len()).step_by(16 << 10);
+                starts.map(|start| large.slice(start..large.len().min(start + (16 << 10))))
+            });
+            let frames = Frames(frames.collect());
+            let mut body = RequestBody::new(frames, call, is_stream, 2 * mebibyte);
+            let mut bytes = 0;
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            while let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(&mut context) {
+                match frame {
+                    Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                    None => break,
+                }
+            }
+            assert_eq!(bytes, messages * large.len());
+            assert!(body.inner.0.is_empty());
         }
     }
 
