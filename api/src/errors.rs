@@ -152,6 +152,7 @@ errors! {
     RangeStreamFilters: Unimplemented, "RangeStream does not support revision filters";
     // Of Pontoon's own services
     SplitAbandoned: Aborted, "pontoon: the split was abandoned: too few replicas were ready in time";
+    TooManyVoters: FailedPrecondition, "pontoon: more than 9 voting members need --replicas 3 or 5";
 }
 
 impl fmt::Display for Error {

@@ -88,6 +88,34 @@ impl RangeMap {
         next
     }
 
+    /// The next map, in which ranges on too many members are placed like others;
+    /// `None` if there are none. (What is split off from the root group's range
+    /// begins where that one is.)
+    pub(crate) fn thinned(&self, members: &Members) -> Option<Self> {
+        let mut next = self.clone();
+        next.version += 1;
+        let due = self.placed_on(members).ranges.into_iter();
+        for (range, due) in next.ranges.iter_mut().zip(due) {
+            if range.voters.len() > due.voters.len() {
+                *range = due;
+            }
+        }
+        (next.ranges != self.ranges).then_some(next)
+    }
+
+    /// The groups that would have no quorum of voters without a member, of those
+    /// that `is_there` says are there.
+    #[must_use]
+    pub fn lost_without(&self, id: NodeId, is_there: impl Fn(NodeId) -> bool) -> Vec<GroupId> {
+        let is_lost = |range: &&Placed| {
+            let left = range.voters.iter().filter(|voter| **voter != id);
+            let there = left.clone().filter(|voter| is_there(**voter)).count();
+            range.voters.contains(&id) && 2 * there <= left.count()
+        };
+        let lost = self.ranges.iter().filter(is_lost);
+        lost.map(|range| range.group).collect()
+    }
+
     /// Whether its ranges are what a map's ranges must be.
     #[must_use]
     pub(crate) fn is_sound(&self) -> bool {
@@ -497,6 +525,57 @@ mod tests {
         let pairs = map.ranges().zip(next.ranges());
         let moved = pairs.filter(|((old, _), (new, _))| old.voters != new.voters);
         assert!(moved.count() < 50);
+    }
+
+    #[test]
+    fn what_is_split_off_from_the_root_group_is_placed_like_others() {
+        let members = members(7);
+        let map = RangeMap::first(&[], &members, 3);
+        let split = |map: &RangeMap, parent, child, key: &'static str| {
+            let splitting = Splitting {
+                parent: GroupId(parent),
+                child: GroupId(child),
+                key: key.into(),
+            };
+            map.split(&splitting).expect("it can be split")
+        };
+        let of_root = split(&map, 0, 1, "m");
+        assert_eq!(
+            of_root
+                .placed(GroupId(1))
+                .expect("it is there")
+                .members
+                .len(),
+            7
+        );
+        let thinned = of_root.thinned(&members).expect("it is on too many");
+        assert!(of_root.version < thinned.version);
+        let placed = thinned.placed(GroupId(1)).expect("it is there");
+        assert_eq!((placed.voters.len(), placed.members.len()), (3, 3));
+        assert_eq!(thinned.placed(GroupId::ROOT), of_root.placed(GroupId::ROOT));
+        assert_eq!(thinned.thinned(&members), None);
+        // A child of that one stays where its parent is.
+        assert_eq!(split(&thinned, 1, 2, "t").thinned(&members), None);
+        let everywhere = split(&RangeMap::first(&[], &members, 0), 0, 1, "m");
+        assert_eq!(everywhere.thinned(&members), None);
+    }
+
+    #[test]
+    fn a_group_without_a_quorum_of_those_who_stay_is_lost() {
+        let splits: Vec<_> = (0..20).map(|n| Bytes::from(format!("k{n:02}"))).collect();
+        let map = RangeMap::first(&splits, &members(7), 3);
+        let all = map.lost_without(NodeId(1), |_| true);
+        assert_eq!(all, []);
+        for (placed, _) in map.ranges().filter(|(placed, _)| !placed.group.is_root()) {
+            let [one, two, three] = placed.voters[..] else {
+                panic!("there are three");
+            };
+            let without = |id| map.lost_without(id, |voter| voter != two);
+            assert!(without(one).contains(&placed.group));
+            assert!(without(three).contains(&placed.group));
+            // Who isn't there can go.
+            assert!(!without(two).contains(&placed.group));
+        }
     }
 
     #[test]

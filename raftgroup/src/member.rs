@@ -106,6 +106,8 @@ pub(crate) enum MemberWork {
         id: NodeId,
         version: FormatVersion,
     },
+    /// Ranges on too many members are to be placed like others.
+    Thin,
 }
 
 wire!(enum MemberWork {
@@ -117,6 +119,7 @@ wire!(enum MemberWork {
     5 => Rebuilt { id, group },
     6 => Alarm { id, alarm, on },
     7 => Version { id, version },
+    8 => Thin,
 });
 
 /// How a group's leader counts a node.

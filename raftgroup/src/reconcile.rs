@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::map::Placed;
+use crate::member::MemberWork;
 use crate::message::{Answered, Heard, Message, Work};
 use crate::mutation::{Mutation, mutated};
 use crate::node::Inner;
@@ -47,6 +48,7 @@ pub(crate) async fn reconcile(node: Arc<Inner>) {
         }
         if balanced.elapsed() >= BALANCE_EVERY {
             balanced = Instant::now();
+            node.thin(&now).await;
             node.balance(&now).await;
         }
         let pause = if settled { BALANCE_EVERY / 2 } else { EVERY };
@@ -217,6 +219,26 @@ impl Inner {
             tracing::error!(%group, %error, "the replica could not be removed");
         }
         true
+    }
+
+    /// Has ranges on too many members placed like others, once they serve; the
+    /// root group's leader sees to that.
+    async fn thin(self: &Arc<Self>, cluster: &Cluster) {
+        let (Some(map), Some(members)) = (&cluster.map, &cluster.members) else {
+            return;
+        };
+        if self.root().group.leader() != Some(self.me) || map.thinned(members).is_none() {
+            return;
+        }
+        let all_serve = {
+            let told = self.told.lock();
+            map.ranges().all(|(placed, _)| told.knows(placed.group))
+        };
+        if all_serve {
+            let soon = Instant::now() + self.timing.call;
+            // If it doesn't come about, it is tried again.
+            let _ = self.change_members(MemberWork::Thin, soon).await;
+        }
     }
 
     /// Moves a leadership from who has most to who has least, if that is out

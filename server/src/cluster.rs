@@ -19,6 +19,7 @@ use crate::card::{Card, member};
 use crate::failure::status;
 use crate::host::Host;
 use crate::identity::member_id;
+use crate::node::FULLY_REPLICATED_MAX;
 use crate::url::Url;
 
 /// A member that was connected for less counts as down when the members change
@@ -104,6 +105,7 @@ impl Cluster for ClusterService {
             if host.limits.strict_reconfig {
                 host.check_promotion()?;
             }
+            host.check_count(&host.node.members())?;
             let promoted = host.node.member_promote(id, host.limits.within());
             let promoted = promoted.await.map_err(status);
             let refused = promoted.as_ref().err().map(Status::message);
@@ -152,6 +154,9 @@ impl Host {
         // What others have added counts too.
         self.catch_up().await?;
         let members = self.node.members();
+        if !request.is_learner {
+            self.check_count(&members)?;
+        }
         let card = Card::of("", &urls);
         check_urls_free(&members, None, &card)?;
         let learners = members.values().filter(|member| member.learner).count();
@@ -190,6 +195,16 @@ impl Host {
         updated.await.map_err(status)
     }
 
+    /// Whether there may be one more voter.
+    fn check_count(&self, members: &BTreeMap<NodeId, Member>) -> Result<(), Error> {
+        let voters = members.values().filter(|member| !member.learner).count();
+        let is_everywhere = self.node.map().is_some_and(|map| map.replicas == 0);
+        match is_everywhere && voters >= FULLY_REPLICATED_MAX {
+            true => Err(Error::TooManyVoters),
+            false => Ok(()),
+        }
+    }
+
     /// Whether the voters that have started, and those that are steadily
     /// connected, are still a quorum when there is one more member that isn't
     /// there yet. As in etcd, a learner must not cost the quorum either.
@@ -225,6 +240,14 @@ impl Host {
         let gone = members.get(&id).ok_or(Error::MemberNotFound)?;
         if gone.learner || !self.limits.strict_reconfig {
             return Ok(());
+        }
+        if let Some(map) = self.node.map().filter(|map| map.replicas > 0) {
+            let is_there = |other| other == self.member_id || self.node.is_alive(other);
+            let lost = map.lost_without(id, is_there);
+            if !lost.is_empty() {
+                tracing::warn!(%id, ?lost, "without this member ranges would have no quorum");
+                return Err(Error::Unhealthy);
+            }
         }
         let left = Voters::of(self, &members, Some(id));
         let quorum = quorum(left.all);

@@ -227,7 +227,7 @@ async fn first(config: &Config, urls: &Urls) -> Result<Identity, OpenError> {
 }
 
 /// The most members of which each has a replica of every range.
-const FULLY_REPLICATED_MAX: usize = 9;
+pub(crate) const FULLY_REPLICATED_MAX: usize = 9;
 
 fn found(config: &Config, first: &FirstMembers) -> Result<Identity, OpenError> {
     if first.len() > FULLY_REPLICATED_MAX && config.replicas == 0 {

@@ -54,15 +54,14 @@ impl Lead<'_> {
                 alarms: cluster.alarms.clone(),
                 versions: cluster.versions.clone(),
             };
-            let before = change.clone();
-            let changed = match change.with(work.clone()) {
-                Ok(changed) => changed,
+            let steps = match change.steps_of(work.clone(), map) {
+                Ok(steps) => steps,
                 Err(reject) => {
                     job.finish(Err(Declined::Member(reject)));
                     continue;
                 }
             };
-            if changed == before {
+            if steps.is_empty() {
                 let index = self.replica.applied();
                 job.finish(Ok(Done {
                     answer: Answered::Done,
@@ -71,7 +70,6 @@ impl Lead<'_> {
                 continue;
             }
             self.changing_members = true;
-            let steps = changed.steps(&before, map);
             let flight = Flight {
                 id: self.launched,
                 first: Revision(0),
@@ -182,9 +180,19 @@ impl Change {
                 known(&self.members, id)?;
                 self.versions.tell(id, version)?;
             }
+            MemberWork::Thin => {}
         }
         self.versions.follow(&self.members);
         Ok(self)
+    }
+
+    /// What is to be done for some work, if anything.
+    fn steps_of(&self, work: MemberWork, map: &RangeMap) -> Result<Vec<Step>, MemberReject> {
+        if work == MemberWork::Thin {
+            let thinned = map.thinned(&self.members);
+            return Ok(thinned.iter().map(map_step).collect());
+        }
+        Ok(self.clone().with(work)?.steps(self, map))
     }
 
     /// From what was before to this.

@@ -72,6 +72,28 @@ fn with_three_replicas_a_group_is_on_three_nodes_and_the_root_group_votes_on_fiv
     });
 }
 
+/// It begins on every member, since the root group is.
+#[test]
+fn with_three_replicas_what_is_split_off_from_the_root_group_is_on_three_nodes() {
+    simulate(async {
+        let cluster = Cluster::start_with(7, &[], |config| config.replicas = 3).await;
+        let keys = ["a", "n", "t"];
+        use_all(&cluster.node(1), &keys).await;
+        let child = split(&cluster.node(1), "m").await;
+        let of_child = split(&cluster.node(2), "p").await;
+        let voters = |group| {
+            let map = cluster.node(3).map().expect("it is known");
+            map.placed(group).expect("it is there").voters.clone()
+        };
+        until(|| voters(child).len() == 3 && voters(of_child).len() == 3).await;
+        until_as_the_map_says(&cluster).await;
+        assert_eq!(voters(ROOT).len(), 5);
+        for id in cluster.running() {
+            use_all(&cluster.node(id), &keys).await;
+        }
+    });
+}
+
 #[test]
 fn with_three_replicas_requests_work_from_every_member() {
     simulate(async {

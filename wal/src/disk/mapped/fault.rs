@@ -24,7 +24,7 @@ use crate::blocks::BLOCK_BYTES;
 use crate::disk::EXIT_DISK_FAILED;
 
 /// Mappings beyond this many work as well but die namelessly.
-const SLOTS: usize = 256;
+const SLOTS: usize = 4096;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::empty() }; SLOTS];
 
