@@ -309,6 +309,18 @@ impl Inner {
     pub(crate) fn is_failing(&self) -> bool {
         self.health.is_failing() || self.wal.failure().is_some()
     }
+
+    pub(crate) async fn failed(&self) -> Fault {
+        let mut condition = self.health.subscribe();
+        loop {
+            if let Condition::Failed(fault) = &*condition.borrow_and_update() {
+                return fault.clone();
+            }
+            if condition.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
 }
 
 impl Node {
@@ -321,15 +333,7 @@ impl Node {
     /// Waits until this node has failed. By then its peers were told, and
     /// nothing is answered any more: the process should exit.
     pub async fn failed(&self) -> Fault {
-        let mut condition = self.0.health.subscribe();
-        loop {
-            if let Condition::Failed(fault) = &*condition.borrow_and_update() {
-                return fault.clone();
-            }
-            if condition.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
+        self.0.failed().await
     }
 
     /// Ranges placed on this member that have no leader, are not open here or

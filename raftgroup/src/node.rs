@@ -39,7 +39,7 @@ use crate::mend::Gate;
 use crate::message::{Heard, Message};
 use crate::opening::Claims;
 use crate::position::{GroupId, LogIndex, NodeId, Term};
-use crate::raft::{Begin, GroupFailure, Tenders, Timing};
+use crate::raft::{GroupFailure, Tenders, Timing};
 use crate::read::{Answers, ReadPoints};
 use crate::replica::{Note, Replica};
 use crate::runtime::{Scope, aside};
@@ -350,16 +350,11 @@ impl Node {
             .start(&inner.scope, Arc::clone(&gate) as Arc<dyn Handler>);
         started.map_err(NodeFailure::Network)?;
         inner.link.set_peers(&inner.config.members);
-        let first = inner.first_map();
-        let begin = first.placed(GroupId::ROOT);
-        let begin = begin.and_then(|placed| inner.begin(placed));
-        let root = inner.open_replica(GroupId::ROOT, begin.unwrap_or(Begin::Empty));
-        match root.await {
-            Err(NodeFailure::Damaged(group, reason)) if inner.config.members.len() > 1 => {
-                tracing::error!("group {group} is rebuilt before anything else: {reason}");
-                inner.rebuild(group, None).await?;
-            }
-            root => drop(root?),
+        tokio::select! {
+            biased;
+            // To rebuild it may take long, and needs others.
+            fault = inner.failed() => return Err(NodeFailure::Failed(fault)),
+            opened = inner.open_root() => opened?,
         }
         gate.open(&inner);
         inner.scope.spawn(opening::follow_map(Arc::clone(&inner)));

@@ -124,6 +124,22 @@ impl Inner {
         Ok(replica)
     }
 
+    /// Opens the root group's replica, or has it rebuilt.
+    pub(crate) async fn open_root(self: &Arc<Self>) -> Result<(), NodeFailure> {
+        let first = self.first_map();
+        let begin = first.placed(GroupId::ROOT);
+        let begin = begin.and_then(|placed| self.begin(placed));
+        let root = self.open_replica(GroupId::ROOT, begin.unwrap_or(Begin::Empty));
+        let root = match root.await {
+            Err(NodeFailure::Damaged(group, reason)) if self.config.members.len() > 1 => {
+                tracing::error!("group {group} is rebuilt before anything else: {reason}");
+                self.rebuild(group, None).await
+            }
+            root => root,
+        };
+        root.map(|_| ())
+    }
+
     /// How a replica that the map places here begins; `None` if that is not
     /// for the map to say, or not yet.
     pub(crate) fn begin(&self, placed: &Placed) -> Option<Begin> {

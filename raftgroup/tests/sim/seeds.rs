@@ -359,7 +359,9 @@ const FRESH: u64 = 8;
 /// Seeds that have found something that the others of a test run don't.
 /// 50071: the map's entry brought back a lease whose end was on its way.
 /// 80105: a leader whose root replica was rebuilt led no more, and nobody else.
-const FOUND: [u64; 2] = [50071, 80105];
+/// 400077: a disk failed while the root replica was rebuilt at the start, and the
+/// node neither opened nor ended.
+const FOUND: [u64; 3] = [50071, 80105, 400077];
 
 /// A few dozen seeds that are always the same and some that are new, whose
 /// numbers a broken promise comes with; `PONTOON_SEEDS` runs others.
