@@ -235,14 +235,22 @@ impl Inner {
         self.change_members(work, deadline).await.map(|_| ())
     }
 
-    /// Removes a member; returns when no group counts it.
+    /// Removes a member; returns when no group counts it. Asked again, it waits
+    /// for that, too.
     pub(crate) async fn member_remove(
         self: &Arc<Self>,
         id: NodeId,
         deadline: Instant,
     ) -> Result<(), Failure> {
         let work = MemberWork::Remove { id };
-        self.change_members(work, deadline).await?;
+        match self.change_members(work, deadline).await {
+            Err(Failure::Member(MemberReject::NotFound)) => match self.is_counted(id).await {
+                Some(true) => {}
+                Some(false) => return Err(MemberReject::NotFound.into()),
+                None => return Err(Failure::TimedOut),
+            },
+            removed => drop(removed?),
+        }
         let map = self.map_known(deadline).await?;
         for (placed, _) in map.ranges() {
             loop {

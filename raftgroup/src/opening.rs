@@ -73,10 +73,14 @@ impl Inner {
     /// Whether there is a tree for a group here, open or not; `None` if the
     /// disk doesn't say, which fails the node.
     pub(crate) fn has_tree(&self, group: GroupId) -> Option<bool> {
-        let trees = self.config.dir.join("trees");
         let name = tree_name(group);
+        self.tree_names().map(|names| names.contains(&name))
+    }
+
+    fn tree_names(&self) -> Option<Vec<String>> {
+        let trees = self.config.dir.join("trees");
         match self.disk.list(&trees) {
-            Ok(names) => Some(names.contains(&name)),
+            Ok(names) => Some(names),
             Err(error) => {
                 let dir = trees.display();
                 self.health.fail(format!("{dir}: list: {error}"));
@@ -140,9 +144,12 @@ impl Inner {
         root.map(|_| ())
     }
 
-    /// How a replica that the map places here begins; `None` if that is not
-    /// for the map to say, or not yet.
+    /// How a replica of a group begins here; `None` if that is not for the map
+    /// to say, or not yet.
     pub(crate) fn begin(&self, placed: &Placed) -> Option<Begin> {
+        if !placed.members.contains(&self.me) {
+            return Some(Begin::Empty);
+        }
         let Some(parent) = placed.parent else {
             // One of the first groups.
             let first = self.first_map();
@@ -235,7 +242,8 @@ pub(crate) fn next_pause(pause: Duration) -> Duration {
     (2 * pause).clamp(RETRY_FIRST, RETRY_MAX)
 }
 
-/// Opens the replicas that the map places here.
+/// Opens the replicas that the map places here, and those that it doesn't but
+/// that are here: their groups may still need their votes.
 pub(crate) async fn follow_map(node: Arc<Inner>) {
     let mut cluster = node.cluster.subscribe();
     let mut pause = Duration::ZERO;
@@ -244,8 +252,10 @@ pub(crate) async fn follow_map(node: Arc<Inner>) {
         let map = cluster.borrow_and_update().map.clone();
         let mut failed = false;
         if let Some(map) = map {
+            let here = node.tree_names().unwrap_or_default();
             for (placed, keys) in map.ranges() {
-                if placed.members.contains(&node.me) {
+                let is_placed = placed.members.contains(&node.me);
+                if is_placed || here.contains(&tree_name(placed.group)) {
                     failed |= !node.open_placed(placed, &keys).await;
                 }
             }
@@ -266,8 +276,7 @@ pub(crate) async fn follow_map(node: Arc<Inner>) {
 }
 
 impl Inner {
-    /// Opens a replica that the map places here, unless it is open or somebody
-    /// is at it. `false` if that failed and is to be tried again.
+    /// Opens the replica of a group, unless it is open or somebody is at it. `false` if that failed and is to be tried again.
     async fn open_placed(self: &Arc<Self>, placed: &Placed, keys: &KeyRange) -> bool {
         let group = placed.group;
         if self.replica(group).is_some() {

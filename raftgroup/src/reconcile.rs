@@ -1,8 +1,9 @@
 //! Every group follows what the root group says about members.
 //!
 //! Kept true: who is to vote gets everything first (as a learner) and only
-//! then a vote; who is removed, or damaged, is counted by no group; leaders
-//! are spread evenly over those who are there.
+//! then a vote; who is removed, or damaged, is counted by no group in the end,
+//! and a damaged one goes first of all; leaders are spread evenly over those who
+//! are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -82,12 +83,14 @@ impl Target {
     }
 
     /// The next membership on the way there: nobody gets a vote before it has
-    /// caught up, and nobody who is still welcome goes before all have.
+    /// caught up, and nobody who is still welcome goes before all have. A member
+    /// that was removed stays that long, too, if the others are no quorum.
     fn next(
         &self,
         now: &Membership,
         caught_up: &BTreeSet<NodeId>,
         welcome: &BTreeSet<NodeId>,
+        damaged: &BTreeSet<NodeId>,
     ) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
         let voters: BTreeSet<_> = self
             .voters
@@ -99,11 +102,13 @@ impl Target {
         let mut next = voters.clone();
         if !all {
             // Those who will go stay until the others are there.
-            let stay = now
-                .voters
-                .iter()
-                .filter(|node| welcome.contains(node) && !self.learners.contains(node));
-            next.extend(stay.copied());
+            let may_stay =
+                |node: &&NodeId| !damaged.contains(node) && !self.learners.contains(node);
+            let may_stay = now.voters.iter().filter(may_stay);
+            next.extend(may_stay.clone().filter(|node| welcome.contains(node)));
+            if 2 * next.intersection(caught_up).count() <= next.len() {
+                next.extend(may_stay.filter(|node| caught_up.contains(node)));
+            }
         }
         let waiting = self.voters.iter().filter(|node| !next.contains(node));
         let mut learners: BTreeSet<_> = waiting.chain(&self.learners).copied().collect();
@@ -162,12 +167,11 @@ impl Inner {
             .map(|(node, _)| *node)
             .collect();
         caught_up.insert(self.me);
-        let welcome: BTreeSet<_> = members
-            .keys()
-            .filter(|node| !cluster.damaged.contains(&(replica.id, **node)))
-            .copied()
-            .collect();
-        let (voters, learners) = target.next(&now, &caught_up, &welcome);
+        let welcome = members.keys().copied().collect();
+        let damaged = cluster.damaged.iter();
+        let damaged = damaged.filter(|(group, _)| *group == replica.id);
+        let damaged = damaged.map(|(_, node)| *node).collect();
+        let (voters, learners) = target.next(&now, &caught_up, &welcome, &damaged);
         if voters.is_empty() {
             return false;
         }
@@ -458,7 +462,7 @@ mod tests {
             learners: nodes(now.1),
             ..Membership::default()
         };
-        target.next(&now, &nodes(caught_up), &nodes(welcome))
+        target.next(&now, &nodes(caught_up), &nodes(welcome), &nodes(&[9]))
     }
 
     #[test]
@@ -478,8 +482,13 @@ mod tests {
         assert_eq!((voters, learners), (nodes(&[1, 2, 3]), nodes(&[4])));
         let (voters, learners) = next(target, (&[1, 2, 3], &[4]), all, all);
         assert_eq!((voters, learners), (nodes(&[1, 2, 4]), nodes(&[])));
-        // One that was removed goes at once.
-        let (voters, _) = next(target, (&[1, 2, 3], &[4]), &[1, 2], &[1, 2, 4]);
+        // One that was removed goes at once, unless it is needed.
+        let (voters, _) = next(target, (&[1, 2, 3], &[4]), &[1, 2, 3], &[1, 2, 4]);
+        assert_eq!(voters, nodes(&[1, 2]));
+        let (voters, _) = next(target, (&[1, 2, 3], &[4]), &[1, 3], &[1, 2, 4]);
+        assert_eq!(voters, nodes(&[1, 2, 3]));
+        // One that is damaged always does.
+        let (voters, _) = next(target, (&[1, 2, 9], &[4]), &[1, 9], &[1, 2, 4, 9]);
         assert_eq!(voters, nodes(&[1, 2]));
     }
 
