@@ -109,7 +109,14 @@ impl EngineError {
     /// Whether the disk is full: what was refused can be tried again.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Self::Disk { error, .. } if error.kind() == io::ErrorKind::StorageFull)
+        let is_full = |error: &io::Error| {
+            let kind = error.kind();
+            matches!(
+                kind,
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            )
+        };
+        matches!(self, Self::Disk { error, .. } if is_full(error))
     }
 
     /// The disk failed `operation` on `file`.

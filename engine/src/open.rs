@@ -151,6 +151,7 @@ impl Store {
             log_bytes: AtomicU64::new(0),
             wake: Notify::new(),
             checkpoint_wanted: AtomicBool::new(false),
+            waits_for_room: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             failure: OnceLock::new(),
             config,

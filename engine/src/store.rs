@@ -98,6 +98,7 @@ pub struct Store {
     /// There is something to do in the background.
     pub(crate) wake: Notify,
     pub(crate) checkpoint_wanted: AtomicBool,
+    pub(crate) waits_for_room: AtomicBool,
     pub(crate) closing: AtomicBool,
     pub(crate) failure: OnceLock<EngineError>,
 }

@@ -89,18 +89,33 @@ impl Store {
         &self,
         mut part: impl FnMut() -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let mut told = false;
         loop {
             match part() {
                 Err(error) if error.is_no_space() && !self.closing.load(Ordering::Acquire) => {
-                    if !std::mem::replace(&mut told, true) {
+                    if !self.waits_for_room.swap(true, Ordering::Relaxed) {
                         tracing::warn!(%error, "the disk is full: a checkpoint waits");
                     }
                     tokio::time::sleep(FULL_DISK_PAUSE).await;
                 }
-                outcome => return outcome,
+                outcome => {
+                    self.waits_for_room.store(false, Ordering::Relaxed);
+                    return outcome;
+                }
             }
         }
+    }
+
+    /// Whether a checkpoint waits for room on the disk. What is applied
+    /// meanwhile stays in memory.
+    #[must_use]
+    pub fn waits_for_room(&self) -> bool {
+        self.waits_for_room.load(Ordering::Relaxed)
+    }
+
+    /// Whether so much is in memory meanwhile that nothing more should come.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.waits_for_room() && self.dirty_bytes() > 2 * self.config.dirty_bytes_max
     }
 
     fn sweep_changes(&self) -> Result<usize, EngineError> {

@@ -239,7 +239,7 @@ async fn watch_disk(node: Weak<Inner>, groups: Handle) {
             return node.health.fail(reason);
         }
         let _groups = groups.enter();
-        if !node.wal.is_space_low() {
+        if !node.is_space_low() {
             full_looks = 0;
             node.health.set_with_room(None);
         } else if leaving.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -292,7 +292,7 @@ impl Inner {
     /// Why a write can't be taken, if this node's disk is full: another member
     /// is about to lead the group, or none has room.
     pub(crate) fn declined_for_space(&self, replica: &Replica) -> Option<Declined> {
-        if !self.wal.is_space_low() {
+        if !self.wal.is_space_low() && !replica.group.store().waits_for_room() {
             return None;
         }
         let with_room = self.health.with_room.lock();
@@ -303,6 +303,12 @@ impl Inner {
         } else {
             Declined::NoSpace
         })
+    }
+
+    /// Whether the disk of the log, or that of the trees, is full.
+    pub(crate) fn is_space_low(&self) -> bool {
+        let waits = |replica: &Arc<Replica>| replica.group.store().waits_for_room();
+        self.wal.is_space_low() || self.replicas.read().values().any(waits)
     }
 
     /// Whether nothing may be answered as done any more.
@@ -328,6 +334,13 @@ impl Node {
     #[must_use]
     pub fn condition(&self) -> Condition {
         self.0.health.now()
+    }
+
+    /// Whether its disk is full: this member leads nothing then if another has
+    /// room, and takes no entries that need much.
+    #[must_use]
+    pub fn is_space_low(&self) -> bool {
+        self.0.is_space_low()
     }
 
     /// Waits until this node has failed. By then its peers were told, and

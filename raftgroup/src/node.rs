@@ -767,7 +767,7 @@ impl Node {
     /// Gives what is free at the ends of this member's trees back to the file
     /// system, one after the other, while it serves; returns how many bytes.
     pub async fn trim(&self) -> Result<u64, Failure> {
-        if self.0.wal.is_space_low() {
+        if self.0.is_space_low() {
             // It takes checkpoints first, and they take space.
             return Err(Failure::NoSpace);
         }

@@ -412,6 +412,11 @@ impl Group {
         self.replica.applied()
     }
 
+    /// Whether there is too little room for more entries: none may be admitted.
+    pub(crate) fn is_full(&self) -> bool {
+        self.log.is_full() || self.store().is_full()
+    }
+
     /// Proposes an entry, if this node leads in `term`. `done` is called
     /// exactly once, from any task. A buffer of its own, with
     /// [`ROOM_BYTES`] to spare, goes into the log as it is.
@@ -421,7 +426,7 @@ impl Group {
         command: Bytes,
         done: Box<dyn FnOnce(Proposed) + Send>,
     ) {
-        if self.log.is_full() {
+        if self.is_full() {
             return done(Proposed::Refused);
         }
         if self.is_quiet() {

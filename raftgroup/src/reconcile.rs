@@ -360,9 +360,7 @@ impl Inner {
     /// Whether this node may be given the lead of a group: it isn't about to
     /// stop, and its disk has room and doesn't stall.
     pub(crate) fn takes_leads(&self) -> bool {
-        !self.leaving.load(Ordering::Relaxed)
-            && !self.wal.is_space_low()
-            && !self.health.is_stalled()
+        !self.leaving.load(Ordering::Relaxed) && !self.is_space_low() && !self.health.is_stalled()
     }
 
     /// Whether one of `takers` could win an election in a group now.

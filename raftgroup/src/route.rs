@@ -346,7 +346,7 @@ impl Inner {
             && let Some(replica) = self.replica(group)
             && replica.applied() < done.index
             && !self.health.is_stalled()
-            && !self.wal.is_space_low()
+            && !self.is_space_low()
         {
             // If it takes too long: it is done all the same, and reads here wait.
             let _ = tokio::time::timeout_at(deadline, replica.group.wait_applied(done.index)).await;

@@ -421,6 +421,11 @@ impl Copier {
             let reason = "its parent has dropped the upper half";
             return Err(NotMade::GaveUp(reason.to_owned()));
         }
+        let parent = node.replica(self.parent.id);
+        if parent.is_none_or(|parent| !Arc::ptr_eq(&parent, &self.parent)) {
+            let reason = "its parent is not here any more";
+            return Err(NotMade::GaveUp(reason.to_owned()));
+        }
         if !Arc::ptr_eq(&self.store, &self.parent.group.store()) {
             let reason = "its parent was replaced by a snapshot";
             return Err(NotMade::GaveUp(reason.to_owned()));

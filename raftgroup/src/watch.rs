@@ -745,7 +745,11 @@ impl Place {
         let bounds = store.bounds();
         let kept = state.kept.remove(&group);
         let mut kept = kept.unwrap_or_else(|| Kept::through(Revision(0), total));
-        let from = state.next.max(kept.reach.next());
+        let from = begins(state.next, Some(kept.reach), state.pulled.get(&group));
+        if from > through {
+            state.kept.insert(group, kept);
+            return Ok(());
+        }
         let others: usize = state.kept.values().map(|kept| kept.bytes).sum();
         for (_, keys) in &parts {
             let budget = ReadBudget {

@@ -643,6 +643,8 @@ impl Page {
     fn process(&mut self, host: &Host) {
         self.info("pontoon_build_info", "version", env!("CARGO_PKG_VERSION"));
         self.info("pontoon_io_backend_info", "backend", &host.io);
+        let is_full = u8::from(host.node.is_space_low());
+        self.one("pontoon_disk_full", is_full);
         let connections = host.traffic.connections.load(Relaxed);
         self.one("pontoon_connections", connections);
         self.one("pontoon_connections_max", host.limits.connections_max);

@@ -108,8 +108,10 @@ pub(crate) async fn open(config: &Config, urls: &Urls) -> Result<Opened, OpenErr
         }
         identity.write(&dir)?;
     }
-    let disk = RealDisk::new(config.io_backend, &dir);
-    let disk = disk.map_err(|error| OpenError::Disk(dir.clone(), error))?;
+    // Where the log is: trees are never written with O_DIRECT.
+    let log_disk = config.wal_dir.as_ref().unwrap_or(&dir);
+    let disk = RealDisk::new(config.io_backend, log_disk);
+    let disk = disk.map_err(|error| OpenError::Disk(log_disk.clone(), error))?;
     let io = disk.describe();
     let disk: Arc<dyn Disk> = Arc::new(disk);
     let scope = Scope::new(clock.random());

@@ -96,7 +96,7 @@ impl GroupLog {
         bounds.is_some_and(|(_, next)| next.0 > 0)
     }
 
-    /// Whether the disk is too full for more entries: none may be admitted.
+    /// Whether the disk is too full for more entries.
     pub(crate) fn is_full(&self) -> bool {
         self.wal.is_space_low()
     }

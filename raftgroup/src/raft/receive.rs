@@ -55,8 +55,8 @@ impl Group {
                 committed,
                 records,
             } => {
-                if !records.is_empty() && self.log.is_full() {
-                    return reply(refused("there is no space left for the log").encode());
+                if !records.is_empty() && self.is_full() {
+                    return reply(refused("there is no space left on the disk").encode());
                 }
                 match message::append_request(vote, previous, committed, records) {
                     Ok(request) => self.queue(from, (request, reply)),
@@ -173,8 +173,8 @@ impl Group {
                 let response = self.raft.pre_vote(ballot.into()).await;
                 response.map(voted).map_err(text)
             }
-            Request::TakeOver { to, .. } if to == self.node.0 && self.log.is_full() => {
-                Err("there is no space left for the log".to_owned())
+            Request::TakeOver { to, .. } if to == self.node.0 && self.is_full() => {
+                Err("there is no space left on the disk".to_owned())
             }
             Request::TakeOver { vote, to, last } => {
                 let request = TransferLeaderRequest::new(vote, to, last);

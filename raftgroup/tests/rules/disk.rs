@@ -274,6 +274,59 @@ fn a_full_disk_ends_the_lead_and_comes_back() {
     });
 }
 
+/// The log's disk has room, that of the trees has none.
+#[test]
+fn full_disks_of_trees_end_the_lead_and_bound_what_is_in_memory() {
+    let eager = |config: &mut Config| {
+        config.log_bytes_max = 1;
+        config.dirty_bytes_max = 2 << 20;
+    };
+    simulate(async {
+        let cluster = led_by_2(eager).await;
+        cluster.disk(2).fill_trees(true);
+        let value = "x".repeat(20_000);
+        let write = async |n: u32| {
+            let key = format!("m{n}");
+            let mut refused = None;
+            let until = Instant::now() + 2 * bound();
+            while let Err(failure) = cluster.node(1).put_within(&key, &value, bound()).await {
+                if Instant::now() > until {
+                    refused = Some(failure);
+                    break;
+                }
+            }
+            refused
+        };
+        for n in 0..100 {
+            assert_eq!(write(n).await, None);
+        }
+        others_go_on(&cluster).await;
+        for group in [ROOT, OTHER] {
+            until(|| cluster.leader(group, &[1, 3]) != Some(2)).await;
+        }
+        for node in [1, 3] {
+            cluster.disk(node).fill_trees(true);
+        }
+        let mut n = 100;
+        let refused = loop {
+            n += 1;
+            assert!(n < 2000, "it is never full");
+            if let Some(refused) = write(n).await {
+                break refused;
+            }
+        };
+        assert_eq!(refused, Failure::NoSpace);
+        assert!(cluster.node(1).is_space_low());
+        for node in 1..=3 {
+            assert_eq!(cluster.node(node).condition(), Condition::Well);
+            cluster.disk(node).fill_trees(false);
+        }
+        pause(5000).await;
+        others_go_on(&cluster).await;
+        assert!(!cluster.node(1).is_space_low());
+    });
+}
+
 /// Entries that are under way when the disk becomes full are not refused: a
 /// Raft core would take that for a failed disk.
 #[test]

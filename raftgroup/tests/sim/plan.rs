@@ -267,10 +267,12 @@ impl Plan {
     }
 
     /// Groups on three of five nodes, so that clients ask nodes that have no
-    /// replica of what they want: if `PONTOON_WITH` is `replicas`, since waits
-    /// are still longer there than they should be.
+    /// replica of what they want; from chances of its own, and always if
+    /// `PONTOON_WITH` is `replicas`.
     fn add_replicas(&mut self) {
-        let wanted = std::env::var("PONTOON_WITH").is_ok_and(|with| with == "replicas");
+        let rng = &mut Rng::new(self.seed.wrapping_mul(0xb502_6f5a_a966_19e9) ^ 0x3b5);
+        let always = std::env::var("PONTOON_WITH").is_ok_and(|with| with == "replicas");
+        let wanted = rng.chance(1, 4) || always;
         if !wanted || !Feature::Replicas.is_wanted() {
             return;
         }

@@ -578,6 +578,10 @@ pub const METRICS: &[Metric] = &[
         "backend",
         "how the log is written, and why",
     ),
+    gauge(
+        "pontoon_disk_full",
+        "whether the disk of the log or of the trees is full",
+    ),
     gauge("pontoon_connections", "connections of clients"),
     gauge("pontoon_connections_max", "how many there may be"),
     gauge("pontoon_client_calls", "open calls of clients"),

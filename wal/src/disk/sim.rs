@@ -163,6 +163,12 @@ impl SimDisk {
         self.0.lock().faults.tree_io = fail;
     }
 
+    /// Whether there is no room for files that are read through a mapping to
+    /// grow, other files being on another disk.
+    pub fn fill_trees(&self, full: bool) {
+        self.0.lock().trees_full = full;
+    }
+
     /// Most bytes that all named files may have; at first there is no limit.
     /// A new file needs a free block, though it takes none.
     pub fn capacity(&self, bytes: u64) {
@@ -449,6 +455,7 @@ struct State {
     style: CommitStyle,
     commits_in_flight_max: Option<usize>,
     capacity: Option<u64>,
+    trees_full: bool,
     read_only: bool,
     volatile: bool,
     rng: Rng,
@@ -511,6 +518,13 @@ impl State {
     fn check_tree_io(&self) -> io::Result<()> {
         match self.faults.tree_io {
             true => Err(io::Error::from_raw_os_error(EIO)),
+            false => Ok(()),
+        }
+    }
+
+    fn check_tree_space(&mut self, ino: u64, end: u64) -> io::Result<()> {
+        match self.trees_full && end > self.inode(ino).len() as u64 {
+            true => Err(io::ErrorKind::StorageFull.into()),
             false => Ok(()),
         }
     }
@@ -736,11 +750,16 @@ impl MappedFile for SimFile {
         }
         let mut state = self.disk.0.lock();
         state.check_tree_io()?;
+        state.check_tree_space(self.ino, bytes)?;
         state.set_size(self.ino, in_memory(bytes))
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.disk.0.lock().check_tree_io()?;
+        {
+            let mut state = self.disk.0.lock();
+            state.check_tree_io()?;
+            state.check_tree_space(self.ino, offset + bytes.len() as u64)?;
+        }
         DiskFile::write_at(self, offset, bytes)
     }
 
