@@ -36,10 +36,13 @@ const CAUGHT_UP_ENTRIES: u64 = 64;
 pub(crate) async fn reconcile(node: Arc<Inner>) {
     let mut cluster = node.cluster.subscribe();
     let mut balanced = Instant::now();
+    let mut known = BTreeMap::new();
     loop {
         let now = cluster.borrow_and_update().clone();
         let addresses = node.addresses();
-        node.link.set_peers(&addresses);
+        known.extend(addresses.clone());
+        known.retain(|id, _| addresses.contains_key(id) || node.is_counted_here(*id));
+        node.link.set_peers(&known);
         node.wake_strangers(&addresses);
         node.tell_of_rebuilt(&now).await;
         let mut settled = true;
@@ -127,6 +130,14 @@ impl Inner {
             addresses.extend(self.config.members.clone());
         }
         addresses
+    }
+
+    /// Whether some group here counts a node, which may have been removed.
+    fn is_counted_here(&self, id: NodeId) -> bool {
+        let replicas = self.replicas().into_iter();
+        let mut counting =
+            replicas.filter(|replica| replica.group.membership().nodes().contains(&id));
+        counting.next().is_some()
     }
 
     /// Brings the members of a group that this node leads closer to what they

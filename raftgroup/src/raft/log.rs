@@ -14,7 +14,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use openraft::storage::{IOFlushed, RaftLogStorage};
 use openraft::{LogState, OptionalSend, RaftLogReader};
 use pontoon_wal::{Batch, LogIndex, StreamId, Wal, WalError};
@@ -218,7 +218,8 @@ impl RaftLogReader<Types> for GroupLog {
         self.read(start, end)
     }
 
-    /// Read piece by piece: after a long absence there may be much to apply.
+    /// Entries to apply. Read piece by piece: after a long absence there may be
+    /// many. An error if the log was removed before its core had ended.
     async fn entries_stream<R>(
         &mut self,
         range: R,
@@ -227,6 +228,10 @@ impl RaftLogReader<Types> for GroupLog {
         R: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
         let (from, to) = self.clip(&range);
+        let removed = self.wal.bounds(self.stream).is_none().then(|| {
+            let reason = format!("the log of group {} was removed", self.stream);
+            Err(io::Error::other(reason))
+        });
         let pieces = stream::unfold((self.clone(), from, to), async |(log, from, to)| {
             if from >= to {
                 return None;
@@ -238,7 +243,7 @@ impl RaftLogReader<Types> for GroupLog {
             };
             Some((piece, (log, from, to)))
         });
-        flatten(pieces)
+        stream::iter(removed).chain(flatten(pieces))
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
@@ -256,7 +261,6 @@ fn next_after(entries: &[LogEntry], from: u64, to: u64) -> u64 {
 fn flatten(
     pieces: impl Stream<Item = Result<Vec<LogEntry>, io::Error>> + Send,
 ) -> impl Stream<Item = Result<LogEntry, io::Error>> + Send {
-    use futures_util::StreamExt;
     pieces.flat_map(|piece| {
         let (entries, error) = match piece {
             Ok(entries) => (entries, None),
