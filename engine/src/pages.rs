@@ -437,14 +437,14 @@ impl Pages {
         (dirty.generation == generation).then(|| dirty.content.clone())
     }
 
-    /// Lets go of pages of `generation`, which the file has now. Returns the
-    /// memory, so that it can be freed without holding a lock.
+    /// Lets go of pages of `generation`, which the file has now; whether it really
+    /// has, the next read of each finds out. Returns the memory, so that it can be
+    /// freed without holding a lock.
     pub(crate) fn thaw(&mut self, pages: &[u64], generation: u64) -> Vec<Content> {
         let mut memory = Vec::with_capacity(pages.len());
         for &page in pages {
             if self.frozen(page, generation).is_some() {
                 memory.extend(self.forget(page, self.slot(page)));
-                self.set_slot(page, self.known());
             }
         }
         memory

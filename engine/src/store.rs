@@ -359,10 +359,17 @@ impl Store {
         }
     }
 
-    /// Bytes of changed pages in memory. An executor that is faster than the
-    /// disk watches this and slows down; applying never waits.
+    /// Bytes of changed pages in memory.
     pub fn dirty_bytes(&self) -> usize {
         self.tables.read().pages.dirty_bytes()
+    }
+
+    /// Whether twice as much is in memory as a checkpoint is begun for. An
+    /// executor that is faster than the disk watches this and slows down; applying
+    /// never waits.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.dirty_bytes() > 2 * self.config.dirty_bytes_max
     }
 
     /// Length of the file, and how much of it is free.

@@ -115,7 +115,7 @@ impl Store {
     /// Whether so much is in memory meanwhile that nothing more should come.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.waits_for_room() && self.dirty_bytes() > 2 * self.config.dirty_bytes_max
+        self.waits_for_room() && self.is_behind()
     }
 
     fn sweep_changes(&self) -> Result<usize, EngineError> {

@@ -245,8 +245,6 @@ pub(crate) struct Inner {
     pub(crate) leaving: AtomicBool,
     pub(crate) timing: CallTiming,
     pub(crate) txn_ops_max: usize,
-    /// Per group.
-    pub(crate) dirty_bytes_max: usize,
     pub(crate) wal: Wal,
     /// Changes when the log has grown by a segment.
     pub(crate) rotations: watch::Sender<u64>,
@@ -305,7 +303,6 @@ impl Node {
             suspect: config.timing.election_min,
         };
         let link = Link::new(config.node, clock.random(), network, timing);
-        let groups = config.splits.len() + 1;
         let inner = Arc::new_cyclic(|this| Inner {
             this: this.clone(),
             me: config.node,
@@ -313,7 +310,6 @@ impl Node {
                 call: config.timing.election_min,
             },
             txn_ops_max: config.txn_ops_max,
-            dirty_bytes_max: (config.dirty_bytes_max / groups).max(4 << 20),
             scope,
             health: Arc::default(),
             counters: Arc::default(),

@@ -43,7 +43,12 @@ impl Inner {
 
     /// How a group's replica is kept.
     pub(crate) fn group_config(&self, group: GroupId) -> GroupConfig {
-        let groups = self.config.splits.len() + 1;
+        // As many as there are when it is opened; those that come later get less.
+        let groups = {
+            let cluster = self.cluster.borrow();
+            let map = cluster.map.as_ref();
+            map.map_or(self.config.splits.len() + 1, |map| map.ranges().count())
+        };
         let log_kept = self.config.log_kept_bytes;
         GroupConfig {
             node: self.me,
@@ -52,7 +57,7 @@ impl Inner {
             path: self.config.dir.join("trees").join(tree_name(group)),
             store: pontoon_engine::Config {
                 store: self.config.cluster.wrapping_add(u128::from(group.0)),
-                dirty_bytes_max: self.dirty_bytes_max / 2,
+                dirty_bytes_max: (self.config.dirty_bytes_max / groups).max(4 << 20) / 2,
                 log_bytes_max: self.config.log_bytes_max.min(log_kept / 4),
                 recent_bytes_max: (self.config.recent_bytes_max / groups).max(1 << 20),
                 slow_apply: self.config.slow_apply,

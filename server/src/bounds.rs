@@ -103,6 +103,7 @@ impl Level {
     /// calls.
     fn admits_stream(self, held: usize, more: usize) -> bool {
         held + more <= (self.share() / 2).max(EXPECTED_BYTES_MIN)
+            || (held == 0 && self < Self::Full)
     }
 
     /// The same for whoever is first in line, which must not starve behind

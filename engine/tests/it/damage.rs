@@ -85,6 +85,28 @@ fn damage_of_a_running_store_is_found_by_the_next_read() {
     assert!(reported > 5, "{reported} of {} pages", bytes / 4096);
 }
 
+/// A checkpoint is not taken at its word: what it has written is checked when it
+/// is read for the first time.
+#[test]
+fn damage_of_what_a_checkpoint_has_just_written_is_found_by_the_first_read() {
+    let disk = disk(6);
+    let store = open(&disk).unwrap();
+    for entry in &entries(6, 80) {
+        store.apply(entry).unwrap();
+    }
+    store.checkpoint().unwrap();
+    let path = Path::new(PATH);
+    let bytes = disk.read_file(path).unwrap().len() as u64;
+    for page in 2..bytes / 4096 {
+        disk.flip_bit(path, page * 4096 * 8 + 999);
+    }
+    let failure = everything(&store).err();
+    assert!(
+        matches!(failure, Some(EngineError::Damaged { .. })),
+        "{failure:?}"
+    );
+}
+
 #[test]
 fn a_scrub_finds_what_nobody_reads() {
     let disk = disk(5);

@@ -27,7 +27,7 @@ impl Lead<'_> {
     /// Evaluates held jobs into one batch.
     pub(super) async fn evaluate(&mut self) {
         let store = self.replica.group.store();
-        if store.dirty_bytes() > self.node.dirty_bytes_max {
+        if store.is_behind() {
             // The disk is behind: whoever writes waits for it.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

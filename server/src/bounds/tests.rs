@@ -113,6 +113,18 @@ async fn an_expected_response_is_as_large_as_the_last_ones() {
     assert!(one.expect(ResponseKind::OneKey).now_or_never().is_none());
 }
 
+#[tokio::test]
+async fn a_watch_goes_on_after_a_message_that_is_larger_than_the_share() {
+    let process = ProcessBounds::new();
+    let connection = process.connect();
+    let (watch, other) = (call(&connection), call(&connection));
+    watch.learn(ResponseKind::Events, 2 * MIB);
+    let room = watch.try_expect_events().expect("nothing else is held");
+    assert!(other.try_expect_events().is_none());
+    drop(room);
+    assert!(other.try_expect_events().is_some());
+}
+
 /// It would wait for its own end.
 #[tokio::test]
 async fn a_write_is_not_held_up_by_requests_that_wait_like_itself() {
