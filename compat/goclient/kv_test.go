@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -57,7 +58,13 @@ func TestPastRevisions(t *testing.T) {
 func TestSerializableGet(t *testing.T) {
 	both(t, func(t *testing.T, client *clientv3.Client) {
 		put(t, client, "serial")
-		equal(t, read(t, client, "serial", clientv3.WithSerializable()), "serial")
+		// Another member may answer, which is a little behind.
+		for deadline := time.Now().Add(30 * time.Second); read(t, client, "serial", clientv3.WithSerializable()) != "serial"; {
+			if time.Now().After(deadline) {
+				t.Fatal("it is not there")
+			}
+			time.Sleep(time.Millisecond)
+		}
 	})
 }
 
