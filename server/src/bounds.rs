@@ -33,6 +33,9 @@ pub(crate) use response_body::ResponseBody;
 const CALLS_MAX: usize = 6144;
 /// Open calls that a connection may have whatever the others have.
 const CALLS_ALWAYS: usize = 8;
+/// Of these calls, streams, which stay open: each costs some 25 KiB.
+const STREAMS_MAX: usize = 2048;
+const STREAMS_ALWAYS: usize = 4;
 
 /// Bytes of the process, requests and responses together, from which on it is
 /// at each level. (What the allocator takes for them is up to half as much more.)
@@ -116,6 +119,8 @@ impl Level {
 /// The counts of all connections together.
 pub(crate) struct ProcessBounds {
     calls: AtomicUsize,
+    /// Of these, streams.
+    streams: AtomicUsize,
     /// What connections have reported. It may be below zero for a moment.
     bytes: AtomicIsize,
     /// Told in every tick: there may be room.
@@ -205,6 +210,7 @@ impl ResponseKind {
 /// An open call, from its headers to the last byte of its response.
 pub(crate) struct OpenCall {
     connection: Arc<ConnectionBounds>,
+    is_stream: bool,
     /// Bytes of its headers and its request.
     received: AtomicUsize,
     /// Response bytes that were made and have not reached the transport.
@@ -223,6 +229,7 @@ impl ProcessBounds {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             calls: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
             bytes: AtomicIsize::new(0),
             relieved: Notify::new(),
             refused: AtomicU64::new(0),
@@ -330,20 +337,28 @@ impl ProcessBounds {
 }
 
 impl ConnectionBounds {
-    /// Admits a call. Fails with `TooManyRequests` beyond the process's bound
-    /// for calls, or the connection's share for headers.
-    pub(crate) fn open(self: &Arc<Self>, headers: &HeaderMap) -> Result<Arc<OpenCall>, Status> {
+    /// Admits a call. Fails with `TooManyRequests` beyond the process's bounds
+    /// for calls and streams, or the connection's share for headers.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        headers: &HeaderMap,
+        is_stream: bool,
+    ) -> Result<Arc<OpenCall>, Status> {
         let process = &self.process;
-        let is_beyond = self.calls.load(Relaxed) >= CALLS_ALWAYS && process.calls() >= CALLS_MAX;
+        let (own, streams) = (self.calls.load(Relaxed), process.streams.load(Relaxed));
+        let is_beyond = (own >= CALLS_ALWAYS && process.calls() >= CALLS_MAX)
+            || (is_stream && own >= STREAMS_ALWAYS && streams >= STREAMS_MAX);
         let bytes = headers_bytes(headers);
         if is_beyond || (bytes > 0 && !self.try_hold(&self.requests, bytes, Level::admits)) {
             process.refused.fetch_add(1, Relaxed);
             return Err(Error::TooManyRequests.into());
         }
         process.calls.fetch_add(1, Relaxed);
+        process.streams.fetch_add(usize::from(is_stream), Relaxed);
         self.calls.fetch_add(1, Relaxed);
         Ok(Arc::new(OpenCall {
             connection: Arc::clone(self),
+            is_stream,
             received: AtomicUsize::new(bytes),
             made: AtomicUsize::new(0),
             unread: AtomicUsize::new(0),
@@ -626,7 +641,11 @@ impl Drop for OpenCall {
             connection.release(&connection.responses, made);
         }
         connection.calls.fetch_sub(1, Relaxed);
-        connection.process.calls.fetch_sub(1, Relaxed);
+        let process = &connection.process;
+        process.calls.fetch_sub(1, Relaxed);
+        process
+            .streams
+            .fetch_sub(usize::from(self.is_stream), Relaxed);
     }
 }
 

@@ -301,7 +301,8 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
     fn call(&self, request: Request<Incoming>) -> Answer {
         let behind = self.door.behind;
         let is_grpc = is_grpc(request.headers());
-        let call = match self.connection.open(request.headers()) {
+        let is_stream = Shape::of(request.uri().path()) != Shape::Unary;
+        let call = match self.connection.open(request.headers(), is_stream) {
             Ok(call) => call,
             Err(status) => {
                 let refused = match is_grpc {

@@ -221,7 +221,7 @@ mod tests {
         let large = Bytes::from(message(mebibyte));
         for (is_stream, messages) in [(false, 1), (true, 3)] {
             let connection = super::super::ProcessBounds::new().connect();
-            let call = connection.open(&http::HeaderMap::new());
+            let call = connection.open(&http::HeaderMap::new(), is_stream);
             let call = call.expect("it is the first");
             let frames = (0..messages).flat_map(|_| {
                 let starts = (0..large.len()).step_by(16 << 10);

@@ -6,7 +6,7 @@ use super::*;
 const MIB: usize = 1 << 20;
 
 fn call(connection: &Arc<ConnectionBounds>) -> Arc<OpenCall> {
-    let call = connection.open(&HeaderMap::new());
+    let call = connection.open(&HeaderMap::new(), false);
     call.expect("there are few")
 }
 
@@ -50,7 +50,9 @@ async fn whatever_was_counted_is_released() {
     let process = ProcessBounds::new();
     let connection = process.connect();
     {
-        let one = connection.open(&headers(5000)).expect("there are few");
+        let one = connection
+            .open(&headers(5000), false)
+            .expect("there are few");
         assert!(one.try_receive(300_000));
         let room = one.expect(ResponseKind::ManyKeys).await;
         room.fill(70_000);
@@ -143,17 +145,32 @@ async fn a_write_is_not_held_up_by_requests_that_wait_like_itself() {
     );
 }
 
+#[test]
+fn streams_are_fewer_than_calls_and_each_connection_has_some() {
+    let process = ProcessBounds::new();
+    let open = |connection: &Arc<ConnectionBounds>| connection.open(&HeaderMap::new(), true);
+    let greedy = process.connect();
+    let streams: Vec<_> = (0..).map_while(|_| open(&greedy).ok()).collect();
+    assert_eq!(streams.len(), STREAMS_MAX);
+    assert!(greedy.open(&HeaderMap::new(), false).is_ok());
+    let other = process.connect();
+    let own: Vec<_> = (0..).map_while(|_| open(&other).ok()).collect();
+    assert_eq!(own.len(), STREAMS_ALWAYS);
+    drop(streams);
+    assert!(open(&other).is_ok());
+}
+
 #[tokio::test]
 async fn headers_beyond_the_share_are_refused() {
     let process = ProcessBounds::new();
     let connection = process.connect();
     let calls: Vec<_> = (0..1000)
-        .map_while(|_| connection.open(&headers(15_000)).ok())
+        .map_while(|_| connection.open(&headers(15_000), false).ok())
         .collect();
     assert_eq!(calls.len(), MIB / 15_010);
     assert_eq!(process.refused(), 1);
     // Others are not concerned.
-    assert!(process.connect().open(&headers(15_000)).is_ok());
+    assert!(process.connect().open(&headers(15_000), false).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
