@@ -336,8 +336,8 @@ impl Node {
         self.0.health.now()
     }
 
-    /// Whether its disk is full: this member leads nothing then if another has
-    /// room, and takes no entries that need much.
+    /// Whether its disk is full: this member leads nothing then, if another has
+    /// room, and refuses writes, if none has.
     #[must_use]
     pub fn is_space_low(&self) -> bool {
         self.0.is_space_low()

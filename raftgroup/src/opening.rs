@@ -257,10 +257,12 @@ pub(crate) async fn follow_map(node: Arc<Inner>) {
         let map = cluster.borrow_and_update().map.clone();
         let mut failed = false;
         if let Some(map) = map {
-            let here = node.tree_names().unwrap_or_default();
+            let is_placed = |placed: &Placed| placed.members.contains(&node.me);
+            let may_have_more = map.ranges().any(|(placed, _)| !is_placed(placed));
+            let here = may_have_more.then(|| node.tree_names()).flatten();
+            let here = here.unwrap_or_default();
             for (placed, keys) in map.ranges() {
-                let is_placed = placed.members.contains(&node.me);
-                if is_placed || here.contains(&tree_name(placed.group)) {
+                if is_placed(placed) || here.contains(&tree_name(placed.group)) {
                     failed |= !node.open_placed(placed, &keys).await;
                 }
             }

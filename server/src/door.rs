@@ -301,7 +301,8 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
     fn call(&self, request: Request<Incoming>) -> Answer {
         let behind = self.door.behind;
         let is_grpc = is_grpc(request.headers());
-        let is_stream = Shape::of(request.uri().path()) != Shape::Unary;
+        let shape = Shape::of(request.uri().path());
+        let is_stream = shape != Shape::Unary;
         let call = match self.connection.open(request.headers(), is_stream) {
             Ok(call) => call,
             Err(status) => {
@@ -324,18 +325,17 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
                 Ok(answer.map(|body| Body::new(ResponseBody::new(body, call, false))))
             });
         }
-        self.door.call(request, call)
+        self.door.call(request, call, shape)
     }
 }
 
 impl Door {
     /// Dispatches a call to its service.
-    fn call(&self, request: Request<Incoming>, call: Arc<OpenCall>) -> Answer {
+    fn call(&self, request: Request<Incoming>, call: Arc<OpenCall>, shape: Shape) -> Answer {
         let path = request.uri().path().to_owned();
         let service = path.strip_prefix('/').and_then(|path| path.split_once('/'));
         let service = service.map_or("", |(service, _)| service);
         let services = &self.services;
-        let shape = Shape::of(&path);
         let is_stream = shape != Shape::Unary;
         let is_bidi = shape == Shape::BidiStream;
         let bytes_max = services.request_bytes_max;

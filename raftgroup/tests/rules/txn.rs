@@ -75,16 +75,22 @@ fn rule_12_a_transaction_over_groups_is_one_revision() {
     });
 }
 
+/// Node 3 sequences, node 2 leads the two groups that transactions are over.
+async fn sequenced_by_3() -> Cluster {
+    let cluster = Cluster::start(3, &["f", "m"]).await;
+    cluster.lead(ROOT, 3).await;
+    cluster.lead(GroupId(1), 2).await;
+    cluster.lead(GroupId(2), 2).await;
+    use_all(&cluster.node(1), &["a", "g", "n"]).await;
+    cluster
+}
+
 /// Whether its revision was granted, nobody can say; but a latch that is let go
 /// of without a prepare means that it was not used, and never will be.
 #[test]
 fn rule_12_a_transaction_whose_sequencer_is_gone_is_tried_again() {
     simulate(async {
-        let cluster = Cluster::start(3, &["f", "m"]).await;
-        cluster.lead(ROOT, 3).await;
-        cluster.lead(GroupId(1), 2).await;
-        cluster.lead(GroupId(2), 2).await;
-        use_all(&cluster.node(1), &["a", "g", "n"]).await;
+        let cluster = sequenced_by_3().await;
         cluster.part(3, 1);
         cluster.part(3, 2);
         let begun = Instant::now();
@@ -105,11 +111,7 @@ fn rule_12_a_transaction_whose_sequencer_is_gone_is_tried_again() {
 #[test]
 fn rule_12_a_coordinator_that_missed_the_revision_waits_for_nothing_more() {
     simulate(async {
-        let cluster = Cluster::start(3, &["f", "m"]).await;
-        cluster.lead(ROOT, 3).await;
-        cluster.lead(GroupId(1), 2).await;
-        cluster.lead(GroupId(2), 2).await;
-        use_all(&cluster.node(1), &["a", "g", "n"]).await;
+        let cluster = sequenced_by_3().await;
         cluster.network.cut(NodeId(3), NodeId(1));
         let begun = Instant::now();
         let txn = Txn {

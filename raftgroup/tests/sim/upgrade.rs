@@ -85,8 +85,9 @@ async fn until_told(sim: &Sim, id: NodeId) {
 impl Sim {
     /// Whether a member ends as it should, because it went back too late.
     pub(crate) fn went_back_too_late(&self, id: NodeId, failure: &str) -> bool {
-        let is_told = failure.contains("the cluster has version 2")
-            || failure.contains("in format version 2; this one understands up to 1");
+        let of_cluster = format!("the cluster has version {NEW}");
+        let of_entry = format!("in format version {NEW}; this one understands up to {OLD}");
+        let is_told = failure.contains(&of_cluster) || failure.contains(&of_entry);
         let went_back = is_told && self.went_back.borrow().contains(&id);
         if went_back {
             self.history

@@ -1,3 +1,5 @@
+//! What is counted, what has to wait, and who is refused or closed.
+
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
